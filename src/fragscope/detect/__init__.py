@@ -1,0 +1,1 @@
+"""Samples in, verdicts out: pure folds without clock, I/O, threads or logging."""

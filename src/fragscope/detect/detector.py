@@ -1,0 +1,302 @@
+"""The detector: samples of one target in, an assessment out. A fold, and nothing else."""
+
+from fragscope.detect.attribution import Circumstances
+from fragscope.detect.correlation import Correlation
+from fragscope.detect.episodes import Docket
+from fragscope.detect.parameters import Parameters
+from fragscope.detect.signals import Finding, Lingering, engine_findings, target_findings
+from fragscope.detect.verdict import (
+    PhaseMachine,
+    Presence,
+    Stand,
+    cause_of,
+    evidence_of,
+    probabilities_of,
+    remedy_of,
+    sentence_of,
+)
+from fragscope.detect.vram import Headroom, Vram
+from fragscope.detect.window import Answer, BeforeDeath, EngineWindow, TargetWindow, Turn
+from fragscope.model import (
+    Assessment,
+    Condition,
+    EngineMeasure,
+    GpuMeasure,
+    GpuReading,
+    Measures,
+    Part,
+    Reason,
+    Sample,
+    Verdict,
+)
+
+EVIDENCE = ("engine", "gpu", "own_bytes", "allocator", "log")
+"""The kinds of evidence a verdict can rest on."""
+
+
+class Detector:
+    """Folds the samples of one target into verdicts; holds a bounded past, whatever the run's length."""
+
+    def __init__(self, target: str, parameters: Parameters | None = None) -> None:
+        self._target = target
+        self._p = parameters or Parameters()
+        self._window = TargetWindow(self._p)
+        self._vram = Vram(self._p)
+        self._docket = Docket(self._p)
+        self._presence = Presence(self._p)
+        self._phase = PhaseMachine(self._p)
+        self._correlation = Correlation(self._p)
+        self._target_lingering = Lingering(self._p)
+        self._engine_lingering: dict[str, Lingering] = {}
+        self._log_since: float | None = None
+        self._restarts = {"planned": 0, "unplanned": 0, "unknown": 0}
+        self._lost_total = 0.0
+        self._at = float("-inf")
+
+    def observe(self, sample: Sample) -> Assessment:
+        """Takes the next sample of the target (times must not decrease) and says what it adds up to."""
+        self._at = at = max(self._at, sample.at)
+        self._listen(sample)
+        turn = self._window.observe(sample)
+        self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._last_good_at(at))
+        if turn.died:
+            self._died(at, turn.before)
+        if turn.restarted or turn.returned:
+            self._came_back(at, turn)
+        self._count(turn)
+        self._vram.observe(at, sample.gpus, serving=self._serving(), warm=self._warm(at))
+        self._weigh_failures(at, turn)
+        self._docket.advance(at)
+        self._forget_the_gone(at)
+        return self._assess(at, turn)
+
+    def _listen(self, sample: Sample) -> None:
+        spoke = {"gpu"} if sample.gpus else set()
+        spoke |= {"engine"} if sample.engines else set()
+        spoke |= {"allocator"} if sample.allocators else set()
+        spoke |= {"own_bytes"} if any(gpu.own_bytes is not None for gpu in sample.gpus) else set()
+        log_gap = any(gap.part is Part.LOG for gap in sample.gaps)
+        if log_gap:
+            self._log_since = None
+            self._presence.silence("log")
+        else:
+            spoke.add("log")
+            self._log_since = sample.at if self._log_since is None else self._log_since
+        if any(gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED for gap in sample.gaps):
+            self._vram.clear()
+            self._presence.silence("gpu")
+        self._presence.observe(sample.at, spoke)
+
+    def _last_good_at(self, at: float) -> float:
+        return self._window.last_good_at if self._window.last_good_at is not None else at
+
+    def _serving(self) -> bool:
+        process = self._window.process
+        return process is not None and process.dead_at is None and process.generated
+
+    def _warm(self, at: float) -> bool:
+        process = self._window.process
+        if process is None or process.dead_at is not None or process.age_s(at) < self._p.warmup_s:
+            return False
+        return not any(
+            engine.reading is not None and engine.reading.sleeping for engine in self._window.engines.values()
+        )
+
+    def _circumstances(self, *, crashed: bool) -> Circumstances:
+        last = self._window.totals.last()
+        return Circumstances(
+            crashed=crashed,
+            usage_ratio=self._window.usage_ratio(),
+            headroom=self._headroom(),
+            growing=self._vram.growing(),
+            queueing=any(_waits(engine) for engine in self._window.engines.values()),
+            log_present=self._log_since is not None and last is not None and self._log_since <= last.at,
+        )
+
+    def _headroom(self) -> Headroom | None:
+        return self._vram.headroom_now() if self._presence.has("gpu", self._at) else None
+
+    def _died(self, at: float, before: BeforeDeath | None) -> None:
+        last_good_at = before.last_good_at if before is not None else at
+        headroom = self._vram.headroom_before_death(last_good_at - self._p.window_s, at)
+        circumstances = Circumstances(
+            crashed=True,
+            usage_ratio=before.usage_ratio if before is not None else None,
+            headroom=headroom,
+            growing=self._vram.growing(),
+            lost=before.lost if before is not None else None,
+            worked=before.worked if before is not None else None,
+            drained=before.drained if before is not None else None,
+            seen_by_health=self._window.last_polled is Answer.UNHEALTHY,
+            log_present=self._log_since is not None and self._log_since <= last_good_at,
+            earlier_crash=self._docket.earlier_crash(at),
+        )
+        self._docket.died(at, circumstances, last_good_at)
+        if before is not None and before.lost and not before.drained:
+            self._lost_total += before.lost
+            self._correlation.lose(at, before.usage_ratio, before.lost)
+
+    def _came_back(self, at: float, turn: Turn) -> None:
+        if turn.restarted:
+            self._restarts[self._kind_of_restart()] += 1
+            self._vram.rebase()
+        self._docket.answered(at, restarted=turn.restarted, returned=turn.returned)
+
+    def _kind_of_restart(self) -> str:
+        episode = self._docket.latest(self._at - self._p.forget_s)
+        if episode is None or not episode.circumstances.crashed:
+            return "unknown"
+        if episode.cause == "shutdown" or episode.circumstances.drained:
+            return "planned"
+        return "unknown" if episode.circumstances.lost is None else "unplanned"
+
+    def _count(self, turn: Turn) -> None:
+        if turn.total is not None:
+            self._correlation.count(turn.total.at, self._window.usage_ratio(), turn.total.outcomes)
+
+    def _weigh_failures(self, at: float, turn: Turn) -> None:
+        if turn.answer is not Answer.GOOD or turn.total is None or turn.total.outcomes.server_error <= 0:
+            return
+        if self._correlation.failing(at):
+            self._docket.failed(at, self._circumstances(crashed=False))
+
+    def _forget_the_gone(self, at: float) -> None:
+        process = self._window.process
+        if process is None or process.dead_at is None or at - process.dead_at < self._p.forget_s:
+            return
+        self._window.forget()
+        self._engine_lingering.clear()
+        self._presence.forget()
+        self._docket.end_held()
+
+    def _assess(self, at: float, turn: Turn) -> Assessment:
+        fresh = turn.answer is Answer.GOOD
+        enough = self._presence.enough(at, engine_gone=self._window.dead)
+        engine_up = fresh or (
+            turn.answer is Answer.SILENT and not self._window.dead and self._window.process is not None
+        )
+        stand = self._phase.update(
+            at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up
+        )
+        shared = self._target_lingering.update(at, target_findings(self._window, at, self._p, fresh=fresh))
+        missing = tuple(kind for kind in EVIDENCE if not self._presence.has(kind, at))
+        verdicts = tuple(
+            self._verdict(at, engine, self._findings(at, engine, shared, fresh=fresh), stand, missing)
+            for engine in (self._window.engines.values() or (None,))
+        )
+        return Assessment(verdicts, self._measures(at))
+
+    def _findings(
+        self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool
+    ) -> list[Finding]:
+        if engine is None or engine.reading is None:
+            return shared
+        lingering = self._engine_lingering.setdefault(engine.reading.engine, Lingering(self._p))
+        awake = fresh or not self._window.dead
+        own = engine_findings(engine, self._p, fresh=fresh) if awake else []
+        found = shared + lingering.update(at, own)
+        return sorted(found, key=lambda finding: _STRENGTH[finding.condition])
+
+    def _verdict(
+        self,
+        at: float,
+        engine: EngineWindow | None,
+        findings: list[Finding],
+        stand: Stand,
+        missing: tuple[str, ...],
+    ) -> Verdict:
+        latest = self._docket.latest(at - self._p.hold_s)
+        cause = cause_of(stand, latest, findings)
+        shown = stand.leading or self._docket.open
+        episode = shown or latest
+        evidence = evidence_of(episode, findings, stand)
+        reading = engine.reading if engine is not None else None
+        return Verdict(
+            at=at,
+            target=self._target,
+            engine=reading.engine if reading is not None else None,
+            model_name=reading.model_name if reading is not None else None,
+            phase=stand.phase,
+            cause=cause,
+            conditions=tuple(finding.condition for finding in findings),
+            since=stand.since,
+            probabilities=probabilities_of(shown),
+            sentence=sentence_of(cause, stand, episode, evidence, missing),
+            remedy=remedy_of(cause, stand.phase),
+            evidence=evidence,
+            missing=missing,
+            episodes=self._docket.opened_total,
+        )
+
+    def _measures(self, at: float) -> Measures:
+        fresh_gpus = self._presence.has("gpu", at)
+        peaks = self._vram.peaks_bytes(at - self._p.peak_window_s)
+        return Measures(
+            at=at,
+            target=self._target,
+            engine_up=None if self._window.last_polled is None else self._window.last_polled is Answer.GOOD,
+            version=self._window.version,
+            outcomes=self._correlation.outcomes(),
+            failures=None if self._window.dead else self._correlation.failures(at),
+            log_odds=self._correlation.log_odds(at),
+            gpus=tuple(self._gpu(gpu, peaks[gpu.gpu]) for gpu in self._vram.readings()) if fresh_gpus else (),
+            engines=tuple(self._engine(at, engine) for engine in self._window.engines.values()),
+            available={kind: self._presence.has(kind, at) for kind in EVIDENCE},
+            memory_failures=dict(self._docket.memory_failures),
+            restarts=dict(self._restarts),
+            lost_total=self._lost_total,
+        )
+
+    def _gpu(self, gpu: GpuReading, peak_bytes: int) -> GpuMeasure:
+        growth = self._vram.growth(gpu.gpu)
+        return GpuMeasure(
+            gpu=gpu.gpu,
+            total_bytes=gpu.total_bytes,
+            used_bytes=gpu.used_bytes,
+            peak_used_bytes=peak_bytes,
+            own_bytes=gpu.own_bytes,
+            growth_bytes_per_s=growth[0] if growth is not None else None,
+            exhaustion_s=growth[1] if growth is not None else None,
+        )
+
+    def _engine(self, at: float, engine: EngineWindow) -> EngineMeasure:
+        reading, last = engine.reading, engine.polls.last()
+        alive = not self._window.dead and self._presence.has("engine", at)
+        usages = [
+            poll.usage_ratio
+            for poll in engine.polls.since(at - self._p.peak_window_s)
+            if poll.usage_ratio is not None
+        ]
+        usage = last.usage_ratio if last is not None and alive else None
+        return EngineMeasure(
+            engine=reading.engine if reading is not None else "",
+            model_name=reading.model_name if reading is not None else "",
+            kv_usage_ratio=usage,
+            kv_usage_peak_ratio=max(usages, default=None) if alive else None,
+            block_waste_ratio=block_waste_ratio(engine, len(self._window.engines)) if alive else None,
+        )
+
+
+def block_waste_ratio(engine: EngineWindow, engines: int) -> float | None:
+    """Internal fragmentation: the share of used KV slots that hold no token, 0..1.
+
+    R running sequences leave (B - 1) / 2 slots of their last block empty on average, of usage * N * B used
+    slots (docs/detector.md). None without a pool's geometry, without work, or at usage 0.
+    `num_gpu_blocks` is the sum over the server's engines.
+    """
+    reading = engine.reading
+    if reading is None or reading.cache_config is None or not reading.running or not reading.kv_usage_ratio:
+        return None
+    block, blocks = reading.cache_config.block_size, reading.cache_config.num_gpu_blocks
+    if not block or not blocks:
+        return None
+    used_slots = reading.kv_usage_ratio * blocks / engines * block
+    return min(1.0, reading.running * (block - 1) / 2 / used_slots)
+
+
+_STRENGTH = {condition: rank for rank, condition in enumerate(Condition)}
+
+
+def _waits(engine: EngineWindow) -> bool:
+    last = engine.polls.last()
+    return last is not None and last.waiting > 0

@@ -1,0 +1,89 @@
+"""The little statistics the detector needs, in plain functions."""
+
+import math
+from collections.abc import Sequence
+
+
+class Decayed:
+    """A sum that halves every `half_life_s`."""
+
+    __slots__ = ("_at", "_half_life_s", "_value")
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._at = 0.0
+        self._value = 0.0
+
+    def add(self, at: float, amount: float) -> None:
+        """Adds `amount` at time `at` (unix seconds, not decreasing)."""
+        self._value = self.value(at) + amount
+        self._at = at
+
+    def value(self, at: float) -> float:
+        """The sum as of `at`."""
+        if self._value == 0.0:
+            return 0.0
+        return float(self._value * 0.5 ** (max(0.0, at - self._at) / self._half_life_s))
+
+
+def wilson(k: float, n: float, z: float) -> tuple[float, float]:
+    """Wilson's bounds for the share k of n (1927); (0, 1) where n is 0."""
+    if n <= 0:
+        return 0.0, 1.0
+    p = min(1.0, k / n)
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def log_odds_ratio(low: tuple[float, float], high: tuple[float, float]) -> tuple[float, float, float]:
+    """The log odds ratio of failure in `low` against `high`, with 95 % bounds.
+
+    Each stratum is (failures, outcomes). Haldane-Anscombe's 0.5 keeps empty cells finite.
+    """
+    cells = []
+    for failures, outcomes in (low, high):
+        cells.append(failures + 0.5)
+        cells.append(max(0.0, outcomes - failures) + 0.5)
+    fl, sl, fh, sh = cells
+    value = math.log(fl * sh / (sl * fh))
+    half = 1.96 * math.sqrt(sum(1 / cell for cell in cells))
+    return value, value - half, value + half
+
+
+def sigmoid(log_odds: float) -> float:
+    """Log-odds to probability."""
+    return 1 / (1 + math.exp(-log_odds))
+
+
+def mann_kendall_z(values: Sequence[float], tie: float) -> float:
+    """Mann and Kendall's trend statistic as a z score; differences up to `tie` count as none."""
+    n = len(values)
+    if n < 3:
+        return 0.0
+    score = 0
+    for i in range(n - 1):
+        a = values[i]
+        for b in values[i + 1 :]:
+            if b - a > tie:
+                score += 1
+            elif a - b > tie:
+                score -= 1
+    if score == 0:
+        return 0.0
+    sd = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return (score - math.copysign(1, score)) / sd
+
+
+def theil_sen_slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median slope over all pairs of (x, y); 0 for fewer than two distinct x."""
+    slopes = sorted(
+        (y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x1
+    )
+    if not slopes:
+        return 0.0
+    middle = len(slopes) // 2
+    if len(slopes) % 2:
+        return slopes[middle]
+    return (slopes[middle - 1] + slopes[middle]) / 2

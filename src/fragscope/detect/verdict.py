@@ -1,0 +1,198 @@
+"""Evidence to phase: when a pseudo-OOM is suspected, and when that is over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fragscope.detect.episodes import Docket, Episode
+from fragscope.detect.parameters import GIB, Parameters
+from fragscope.detect.signals import Finding
+from fragscope.detect.vram import Headroom, Vram
+from fragscope.detect.words import REMEDIES, SENTENCES
+from fragscope.model import Cause, Evidence, Phase
+
+_POLLS_NEEDED = 2
+
+
+class Presence:
+    """Which witnesses can be heard now, and whether enough of them to judge."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._p = parameters
+        self._spoke_at: dict[str, float] = {}
+        self._previous_at: float | None = None
+        self._spacing_s = 0.0
+        self._polls = 0
+
+    def observe(self, at: float, spoke: set[str]) -> None:
+        """`spoke`: the evidence kinds heard in this sample."""
+        if self._previous_at is not None:
+            self._spacing_s = at - self._previous_at
+        self._previous_at = at
+        self._spoke_at.update(dict.fromkeys(spoke, at))
+        if "engine" in spoke and self._others_present(at):
+            self._polls += 1
+
+    def has(self, kind: str, at: float) -> bool:
+        """Whether this kind of evidence is fresh."""
+        spoke_at = self._spoke_at.get(kind)
+        limit_s = max(self._p.stale_after_s, 3 * self._spacing_s)
+        return spoke_at is not None and at - spoke_at <= limit_s
+
+    def silence(self, kind: str) -> None:
+        """This kind of evidence says itself that it is not there."""
+        self._spoke_at.pop(kind, None)
+
+    def enough(self, at: float, *, engine_gone: bool) -> bool:
+        """An engine reading, and a GPU, allocator or log reading, twice; a gone engine keeps its phase."""
+        engine = engine_gone or self.has("engine", at)
+        return engine and self._others_present(at) and self._polls >= _POLLS_NEEDED
+
+    def forget(self) -> None:
+        """The target was forgotten: what was heard of it no longer counts."""
+        self._spoke_at.clear()
+        self._polls = 0
+
+    def _others_present(self, at: float) -> bool:
+        return any(self.has(kind, at) for kind in ("gpu", "allocator", "log"))
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where the phase stands, with the episode it rests on."""
+
+    phase: Phase
+    since: float
+    leading: Episode | None
+    watch: tuple[str, float, float] | None
+
+
+class PhaseMachine:
+    """Moves up at once and down with patience: a hold, an engine that is up, and headroom that is back."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._p = parameters
+        self._phase = Phase.UNKNOWN
+        self._since: float | None = None
+        self._headroom_since: float | None = None
+        self._watch: tuple[str, float, float] | None = None
+        self._watched_at = 0.0
+
+    def update(
+        self,
+        at: float,
+        docket: Docket,
+        vram: Vram,
+        headroom: Headroom | None,
+        *,
+        enough: bool,
+        engine_up: bool,
+    ) -> Stand:
+        """The phase after this sample; `headroom` is None where no GPU is heard."""
+        self._follow_headroom(at, headroom)
+        self._follow_growth(at, vram)
+        leading = docket.leading()
+        if leading is not None and self._over(at, leading, headroom, engine_up=engine_up):
+            docket.end_held()
+            leading = docket.leading()
+        phase = self._phase_of(leading, enough=enough)
+        if phase is not self._phase or self._since is None:
+            self._phase, self._since = phase, at
+        return Stand(phase, self._since, leading, self._watch)
+
+    def _phase_of(self, leading: Episode | None, *, enough: bool) -> Phase:
+        if leading is not None:
+            return Phase.CONFIRMED if leading.judgement.confirmed else Phase.SUSPECTED
+        if not enough:
+            return Phase.UNKNOWN
+        return Phase.WATCH if self._watch is not None else Phase.CLEAR
+
+    def _over(self, at: float, leading: Episode, headroom: Headroom | None, *, engine_up: bool) -> bool:
+        if not leading.closed or at - leading.last_at < self._p.hold_s or not engine_up:
+            return False
+        if headroom is None:
+            return True
+        return self._headroom_since is not None and at - self._headroom_since >= self._p.headroom_back_s
+
+    def _follow_headroom(self, at: float, headroom: Headroom | None) -> None:
+        if headroom is None or headroom.ratio < self._p.headroom_back:
+            self._headroom_since = None
+        elif self._headroom_since is None:
+            self._headroom_since = at
+
+    def _follow_growth(self, at: float, vram: Vram) -> None:
+        nearest = vram.exhaustion_s()
+        limit_s = self._p.watch_enter_s if self._watch is None else self._p.watch_leave_s
+        if nearest is not None and nearest[2] < limit_s:
+            self._watch, self._watched_at = nearest, at
+        elif nearest is not None or at - self._watched_at >= self._p.watch_absent_s:
+            self._watch = None
+
+
+def cause_of(stand: Stand, latest: Episode | None, findings: list[Finding]) -> str:
+    """The one cause on top: leading episode, else the last one within the hold, else a condition."""
+    if stand.leading is not None:
+        return str(stand.leading.cause)
+    if latest is not None:
+        return str(latest.cause)
+    return str(findings[0].condition) if findings else str(Cause.NONE)
+
+
+def probabilities_of(episode: Episode | None) -> Mapping[str, float]:
+    """Over every cause and `none`; they sum to 1."""
+    table = {str(cause): 0.0 for cause in Cause}
+    if episode is None:
+        return {**table, Cause.NONE: 1.0}
+    if episode.retracted:
+        return {**table, Cause.UNEXPLAINED: 1.0}
+    return {**table, **{str(cause): p for cause, p in episode.judgement.probabilities.items()}}
+
+
+def evidence_of(episode: Episode | None, findings: list[Finding], stand: Stand) -> tuple[Evidence, ...]:
+    """What spoke, strongest first, then the conditions that hold."""
+    rows = sorted(episode.judgement.evidence, key=lambda row: -abs(row.weight)) if episode is not None else []
+    rows += [finding.evidence for finding in findings]
+    if stand.watch is not None:
+        gpu, slope, left_s = stand.watch
+        words = (
+            f"VRAM of {gpu} climbs by {slope * 3600 / GIB:.2f} GiB an hour; {left_s / 3600:.1f} h are left"
+        )
+        rows.append(Evidence("vram_growth", left_s, "s", 0.0, str(Cause.MEMORY_GROWTH), words))
+    return tuple(rows)
+
+
+def sentence_of(
+    cause: str,
+    stand: Stand,
+    episode: Episode | None,
+    evidence: tuple[Evidence, ...],
+    missing: tuple[str, ...],
+) -> str:
+    """One sentence that a person can act on, with the deciding numbers."""
+    if stand.phase is Phase.UNKNOWN and cause == Cause.NONE:
+        return f"{SENTENCES['unknown']} Missing: {', '.join(missing) or 'a second poll'}."
+    if stand.phase is Phase.WATCH and cause == Cause.NONE:
+        return f"{SENTENCES['watch']} {_capital(evidence[-1].sentence)}."
+    sentence = SENTENCES[cause]
+    if episode is not None and stand.leading is episode:
+        sentence = f"{sentence} ({100 * episode.judgement.memory_probability:.0f} % sure that it was memory.)"
+    because = [row.sentence for row in evidence if _supports(row, cause, episode)][:3]
+    return f"{sentence} {_capital('; '.join(because))}." if because else sentence
+
+
+def remedy_of(cause: str, phase: Phase) -> str:
+    """What to do about it."""
+    if cause == Cause.NONE and phase in (Phase.UNKNOWN, Phase.WATCH):
+        return REMEDIES[str(phase)]
+    return REMEDIES[cause]
+
+
+def _supports(row: Evidence, cause: str, episode: Episode | None) -> bool:
+    if row.cause == cause:
+        return True
+    if episode is None or row.cause != "memory" or cause != episode.cause:
+        return False
+    return row.weight > 0 if episode.memory else row.weight < 0
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

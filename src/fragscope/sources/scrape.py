@@ -1,0 +1,364 @@
+"""One HTTP GET with deadlines and a size cap, and Prometheus text to the families somebody wants.
+
+`requests` times each receive, not the whole answer: a server that drips a byte a second would hold a poll
+for hours. A watch shuts the socket down at the total deadline, whatever stage the answer is in.
+"""
+
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import requests
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+
+from fragscope.model import Reason
+
+MAX_BODY_BYTES = 32 * 2**20
+_CHUNK_BYTES = 64 * 2**10
+_QUOTED_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a GET brought nothing usable."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A complete 200 answer."""
+
+    text: str
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach a server: deadlines in seconds, and optionally who we are and whom we trust."""
+
+    connect_timeout_s: float = 1.0
+    total_timeout_s: float = 3.0
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+class _Adapter(HTTPAdapter):
+    """Knows its open connections, so that a deadline can shut them down."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+        super().__init__(pool_connections=1, pool_maxsize=1)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Makes pools whose connections register themselves."""
+        super().init_poolmanager(*args, **kwargs)
+        connections = self._open
+
+        class Plain(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                connections.add(self)
+
+        class Secure(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                connections.add(self)
+
+        class PlainPool(HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class SecurePool(HTTPSConnectionPool):
+            ConnectionCls = Secure
+
+        self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+
+    def cut(self) -> None:
+        """Shuts down every open connection; a blocked read returns at once."""
+        for connection in list(self._open):
+            sock = connection.sock
+            if sock is not None:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+
+class _Watch:
+    """Cuts the connections when the deadline passes before `with` is left."""
+
+    def __init__(self, adapter: _Adapter, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._fire)
+        self._timer.daemon = True
+        self._adapter = adapter
+        self.fired = False
+
+    def _fire(self) -> None:
+        self.fired = True
+        self._adapter.cut()
+
+    def __enter__(self) -> "_Watch":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+class Client:
+    """One kept-alive connection to one server. Not for more than one thread."""
+
+    def __init__(self, base_url: str, access: Access | None = None) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._access = access or Access()
+        self._adapter = _Adapter()
+        self._session = requests.Session()
+        # A proxy from the environment must not come between a sidecar and its loopback neighbour.
+        self._session.trust_env = False
+        self._session.mount("http://", self._adapter)
+        self._session.mount("https://", self._adapter)
+        self._session.headers["Accept"] = "text/plain;version=0.0.4"
+        self._session.headers["Accept-Encoding"] = "identity"
+
+    def get(self, path: str) -> Body | Failure:
+        """The body of a complete 200 answer, or why there is none."""
+        with _Watch(self._adapter, self._access.total_timeout_s) as watch:
+            answer = self._try(path, watch)
+            if (
+                isinstance(answer, Failure)
+                and answer.reason is Reason.REFUSED
+                and "refused" not in answer.detail.lower()
+            ):
+                # A kept-alive connection may have been closed as we spoke; a dead server refuses the second try.
+                answer = self._try(path, watch)
+            return answer
+
+    def _try(self, path: str, watch: "_Watch") -> Body | Failure:
+        try:
+            return self._read(path)
+        except _NoTokenError as error:
+            return Failure(Reason.DENIED, str(error))
+        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            if watch.fired:
+                return Failure(
+                    Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s"
+                )
+            return failure_of(error)
+
+    def status(self, path: str) -> int:
+        """The HTTP status of `path`, or 0 where nothing answers in time."""
+        with _Watch(self._adapter, self._access.total_timeout_s):
+            try:
+                with self._request(path) as response:
+                    # Drains a small body, so that the connection can be kept.
+                    response.raw.read(_CHUNK_BYTES)
+                    return response.status_code
+            except (requests.RequestException, HTTPError, OSError, ValueError, _NoTokenError):
+                return 0
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._session.close()
+
+    def _request(self, path: str) -> requests.Response:
+        headers = _authorization(self._access.token_file)
+        return self._session.get(
+            self._base_url + path,
+            headers=headers,
+            timeout=(self._access.connect_timeout_s, self._access.total_timeout_s),
+            stream=True,
+            allow_redirects=False,
+            verify=str(self._access.ca_file) if self._access.ca_file is not None else True,
+        )
+
+    def _read(self, path: str) -> Body | Failure:
+        with self._request(path) as response:
+            if response.status_code in (401, 403):
+                return Failure(Reason.DENIED, f"HTTP {response.status_code}")
+            if response.status_code != 200:
+                return Failure(Reason.HTTP_ERROR, f"HTTP {response.status_code}")
+            raw = b"".join(_chunks(response))
+            if len(raw) > MAX_BODY_BYTES:
+                return Failure(Reason.MALFORMED, f"more than {MAX_BODY_BYTES} bytes")
+            return Body(raw.decode("utf-8"), response.headers.get("Content-Type", ""))
+
+
+class _NoTokenError(Exception):
+    """The bearer token cannot be read."""
+
+
+def _authorization(token_file: Path | None) -> dict[str, str]:
+    """Read anew each time: Kubernetes rotates projected tokens in place."""
+    if token_file is None:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+    except OSError as error:
+        raise _NoTokenError(f"token file {token_file} cannot be read: {error.strerror}") from error
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+    """The body as it arrives, up to one byte over the cap."""
+    size = 0
+    while size <= MAX_BODY_BYTES:
+        chunk = response.raw.read(_CHUNK_BYTES, decode_content=True)
+        if not chunk:
+            return
+        size += len(chunk)
+        yield chunk
+
+
+def failure_of(error: Exception) -> Failure:
+    """Maps an exception to a reason; a recording's free-text errors go through the same words."""
+    return failure_from_text(
+        str(error) or type(error).__name__, timed_out=isinstance(error, requests.Timeout)
+    )
+
+
+def failure_from_text(text: str, *, timed_out: bool = False) -> Failure:
+    """'refused', 'reset', 'aborted' or 'closed connection' mean refused, 'timed out' timeout, else malformed."""
+    lowered = text.lower()
+    if timed_out or "timed out" in lowered:
+        return Failure(Reason.TIMEOUT, _short(text))
+    if any(word in lowered for word in ("refused", "reset", "aborted", "closed connection")):
+        return Failure(Reason.REFUSED, _short(text))
+    return Failure(Reason.MALFORMED, _short(text))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+class Row(NamedTuple):
+    """One sample of a family."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The wanted families of one exposition; a family that is only announced has no rows.
+
+    `first_name` is the first sample's name, to say what a foreign page looks like.
+    """
+
+    families: Mapping[str, tuple[Row, ...]]
+    malformed: tuple[str, ...] = ()
+    first_name: str | None = None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a line's part before its value was found to be: a wanted row, or nothing of interest."""
+
+    name: str
+    labels: Mapping[str, str] | None = field(default=None)
+    steady: bool = True
+    """False where a timestamp follows the value: then the head holds the value and is never met again."""
+
+
+class Parser:
+    """Turns expositions into pages; remembers line heads, so that a repeated page costs a fifth of a parse.
+
+    `wanted` maps a sample's name to the name it is kept under, or to None.
+    """
+
+    def __init__(self, wanted: Callable[[str], str | None]) -> None:
+        self._wanted = wanted
+        self._heads: dict[str, _Known] = {}
+
+    def parse(self, body: Body) -> Page | Failure:
+        """The page, or why the text as a whole is not one (empty, HTML, torn)."""
+        failure = _not_a_page(body)
+        if failure is not None:
+            return failure
+        if "openmetrics" in body.content_type:
+            return self._openmetrics(body.text)
+        return self._text(body.text)
+
+    def _text(self, text: str) -> Page:
+        heads, self._heads = self._heads, {}
+        families: dict[str, list[Row]] = {}
+        malformed: list[str] = []
+        first_name: str | None = None
+        for line in text.split("\n"):
+            if not line or line.isspace():
+                continue
+            if line[0] == "#":
+                self._announce(line, families)
+                continue
+            head, _, value = line.rpartition(" ")
+            try:
+                known, number = heads[head], float(value)
+            except (KeyError, ValueError):
+                try:
+                    known, number = self._learn(line)
+                except ValueError:
+                    malformed.append(line)
+                    continue
+            if known.steady:
+                self._heads[head] = known
+            if first_name is None:
+                first_name = known.name
+            if known.labels is not None:
+                families.setdefault(known.name, []).append(Row(known.labels, number))
+        return Page({name: tuple(rows) for name, rows in families.items()}, tuple(malformed), first_name)
+
+    def _announce(self, line: str, families: dict[str, list[Row]]) -> None:
+        words = line.split(None, 3)
+        if len(words) > 2 and words[1] == "TYPE":
+            kept = self._wanted(words[2])
+            if kept is not None:
+                families.setdefault(kept, [])
+
+    def _learn(self, line: str) -> tuple[_Known, float]:
+        """Reads a new line with the real parser; raises ValueError where it is none."""
+        samples = [sample for family in parse_text(line + "\n") for sample in family.samples]
+        if len(samples) != 1:
+            raise ValueError(f"not one sample: {line!r}")
+        sample = samples[0]
+        kept = self._wanted(sample.name)
+        steady = sample.timestamp is None
+        if kept is None:
+            return _Known(sample.name, steady=steady), sample.value
+        return _Known(kept, sample.labels, steady=steady), sample.value
+
+    def _openmetrics(self, text: str) -> Page | Failure:
+        families: dict[str, list[Row]] = {}
+        first_name: str | None = None
+        try:
+            for family in parse_openmetrics(text):  # type: ignore[no-untyped-call]
+                kept = self._wanted(family.name)
+                if kept is not None:
+                    families.setdefault(kept, [])
+                for sample in family.samples:
+                    first_name = first_name or sample.name
+                    kept = self._wanted(sample.name)
+                    if kept is not None:
+                        families.setdefault(kept, []).append(Row(sample.labels, float(sample.value)))
+        except ValueError as error:
+            return Failure(Reason.MALFORMED, f"not OpenMetrics: {_short(str(error))}")
+        return Page({name: tuple(rows) for name, rows in families.items()}, (), first_name)
+
+
+def _not_a_page(body: Body) -> Failure | None:
+    start = body.text.lstrip()[:_QUOTED_CHARS]
+    if not start:
+        return Failure(Reason.MALFORMED, "empty")
+    if start.startswith(("<", "[", '{"')) or "text/html" in body.content_type:
+        words = " ".join(start.split())
+        return Failure(Reason.MALFORMED, f"not an exposition: it begins with {words!r}")
+    if not body.text.endswith("\n"):
+        return Failure(Reason.MALFORMED, "cut in the middle: no newline at its end")
+    return None
