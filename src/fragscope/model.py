@@ -259,6 +259,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     missing: tuple[str, ...] = ()
     episodes: int = 0
+    fragmentation_suspected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

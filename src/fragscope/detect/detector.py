@@ -19,6 +19,7 @@ from fragscope.detect.vram import Headroom, Vram
 from fragscope.detect.window import Answer, BeforeDeath, EngineWindow, TargetWindow, Turn
 from fragscope.model import (
     Assessment,
+    Cause,
     Condition,
     EngineMeasure,
     GpuMeasure,
@@ -226,7 +227,15 @@ class Detector:
             evidence=evidence,
             missing=missing,
             episodes=self._docket.opened_total,
+            fragmentation_suspected=self._fragmentation_suspected(stand, cause),
         )
+
+    def _fragmentation_suspected(self, stand: Stand, cause: str) -> bool:
+        if stand.leading is None:
+            return False
+        likely = stand.leading.judgement.probabilities.get(Cause.FRAGMENTATION, 0.0)
+        named = cause in (Cause.FRAGMENTATION, Cause.MEMORY_UNDETERMINED)
+        return named or likely >= self._p.fragmentation_probability
 
     def _measures(self, at: float) -> Measures:
         fresh_gpus = self._presence.has("gpu", at)

@@ -62,17 +62,10 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """The detector's settings; durations in seconds, ratios 0..1, sizes in bytes."""
+class Thresholds:
+    """What the signals compare with; durations in seconds, ratios 0..1, sizes in bytes."""
 
-    suspected_probability: float = threshold(0.90, "9:1 before anyone is paged")
-    hold_s: float = threshold(900.0, "a verdict stays at least this long after its last memory episode")
-    forget_s: float = threshold(3600.0, "a gone engine's verdict stays published this long")
-    episode_gap_s: float = threshold(60.0, "failures closer than this are one episode")
-    half_life_s: float = threshold(14400.0, "how fast an earlier episode stops counting")
     crash_half_life_s: float = threshold(21600.0, "the same for 'it crashed before'")
-    stale_after_s: float = threshold(15.0, "older readings are no evidence; at least three intervals")
-    peak_window_s: float = threshold(60.0, "exported peaks look back this long")
 
     window_s: float = threshold(15.0, "a failure lags the usage that caused it by up to a scrape")
     window_polls: int = threshold(3, "at slow polling the window reaches back this many polls instead")
@@ -145,6 +138,19 @@ class Parameters:
     fragmentation_probability: float = threshold(0.25, "enough to raise fragscope_fragmentation_suspected")
 
     weights: Weights = field(default_factory=Weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters(Thresholds):
+    """Everything the detector is set by: the times and the probability people tune, and the thresholds."""
+
+    suspected_probability: float = threshold(0.90, "9:1 before anyone is paged")
+    hold_s: float = threshold(900.0, "a verdict stays at least this long after its last memory episode")
+    forget_s: float = threshold(3600.0, "a gone engine's verdict stays published this long")
+    episode_gap_s: float = threshold(60.0, "failures closer than this are one episode")
+    half_life_s: float = threshold(14400.0, "how fast an earlier episode stops counting")
+    stale_after_s: float = threshold(15.0, "older readings are no evidence; at least three intervals")
+    peak_window_s: float = threshold(60.0, "exported peaks look back this long")
 
     def __post_init__(self) -> None:
         """Raises ValueError with the offending name and value."""

@@ -174,7 +174,8 @@ def sentence_of(
         return f"{SENTENCES['watch']} {_capital(evidence[-1].sentence)}."
     sentence = SENTENCES[cause]
     if episode is not None and stand.leading is episode:
-        sentence = f"{sentence} ({100 * episode.judgement.memory_probability:.0f} % sure that it was memory.)"
+        sure = min(99.0, 100 * episode.judgement.memory_probability)
+        sentence = f"{sentence[:-1]} ({sure:.0f} % sure that it was memory)."
     because = [row.sentence for row in evidence if _supports(row, cause, episode)][:3]
     return f"{sentence} {_capital('; '.join(because))}." if because else sentence
 

@@ -1,0 +1,156 @@
+"""The only place where parts meet: settings to a running daemon."""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from fragscope import __version__
+from fragscope.detect.detector import Detector
+from fragscope.serve.board import Board, TargetView, View
+from fragscope.serve.clock import Clock
+from fragscope.serve.feeds import EngineFeed, GpuFeed, Visitor
+from fragscope.serve.http import Web, WebServer, application, listen, tick_limit_s
+from fragscope.serve.poller import Poller, Tap, Watch
+from fragscope.settings import Settings, Target
+from fragscope.sources.scrape import Access, Client
+
+log = structlog.get_logger("fragscope")
+
+
+def configure_logging(level: str, how: str) -> None:
+    """Every log line, ours and the libraries', to stderr: JSON unless a person is watching."""
+    json_wanted = how == "json" or (how == "auto" and not sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer = structlog.processors.JSONRenderer() if json_wanted else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("fragscope").setLevel(level.upper())
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Feeds, tick and board: everything but HTTP."""
+
+    clock: Clock
+    board: Board
+    poller: Poller
+    engine_feeds: tuple[EngineFeed, ...]
+    gpu_feed: GpuFeed
+    stop: threading.Event
+
+    def start(self) -> None:
+        """Starts the threads; all are daemons, so that a hung one cannot hold the process."""
+        self.gpu_feed.start()
+        for feed in self.engine_feeds:
+            feed.start()
+        self.poller.start()
+
+
+def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None) -> Core:
+    """The feeds, detectors and the tick for these settings; nothing runs yet."""
+    gpu_feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, stop)
+    watches = [_watch(settings, target, clock, stop) for target in settings.targets]
+    waiting = tuple(TargetView(watch.name, watch.url, watch.labels) for watch in watches)
+    board = Board(View(clock.now(), waiting))
+    poller = Poller(
+        watches,
+        gpu_feed,
+        board,
+        clock,
+        stop,
+        interval_s=settings.interval_s,
+        history=settings.history,
+        tap=tap,
+    )
+    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, stop)
+
+
+def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Event) -> Watch:
+    parameters = settings.parameters(target)
+    client = Client(target.url, access(settings, target))
+    visitor = Visitor(target.name, client, clock, target.planned_stop_file)
+    return Watch(
+        name=target.name,
+        url=target.url,
+        labels=target.labels,
+        feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
+        detector=Detector(target.name, parameters),
+        stale_after_s=parameters.stale_after_s,
+        wanted_gpus=target.gpus,
+        expected_gpus=target.expected_gpus,
+    )
+
+
+def access(settings: Settings, target: Target) -> Access:
+    """How to reach a target."""
+    return Access(settings.connect_timeout_s, settings.total_timeout_s, target.token_file, target.ca_file)
+
+
+def build_web(settings: Settings, core: Core) -> WebServer:
+    """The HTTP server over the board, its address already taken. Raises ListenError."""
+    web = Web(
+        settings.web_listen_address,
+        settings.web_telemetry_path,
+        settings.web_cert_file,
+        settings.web_key_file,
+    )
+    clock = core.clock
+
+    def tick_age_s() -> float:
+        return (clock.now() - core.board.view.at) / clock.speed
+
+    app = application(core.board, web, tick_age_s=tick_age_s, tick_limit_s=tick_limit_s(settings.interval_s))
+    return WebServer(app, listen(web.listen_address), web)
+
+
+def serve(settings: Settings) -> None:
+    """Runs the daemon until SIGTERM or SIGINT. Raises ListenError before anything runs."""
+    stop = threading.Event()
+    core = build_core(settings, Clock(), stop)
+    web = build_web(settings, core)
+    on_signals(stop.set)
+    core.start()
+    web.start()
+    host, port = web.address
+    log.info(
+        "fragscope serves",
+        version=__version__,
+        address=f"{host}:{port}",
+        targets={target.name: target.url for target in settings.targets},
+    )
+    stop.wait()
+    log.info("fragscope stops")
+    web.stop()
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """Ends on SIGTERM and SIGINT; without a handler Python as PID 1 would ignore SIGTERM."""
+
+    def handle(_signum: int, _frame: object) -> None:
+        stop()
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, handle)

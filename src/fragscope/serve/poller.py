@@ -1,0 +1,198 @@
+"""The tick: takes what the feeds left, makes samples, asks the detectors, publishes the board."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from fragscope.detect.detector import Detector
+from fragscope.model import Assessment, Gap, GpuReading, Part, Reason, Sample, Verdict
+from fragscope.serve.board import Board, GpuInfo, TargetView, View
+from fragscope.serve.clock import Clock
+from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, GpuSnapshot
+from fragscope.sources.gpu.assignment import Assigned, assign
+from fragscope.sources.gpu.sysfs import Card
+
+log = structlog.get_logger("fragscope")
+
+_FIRST_TICK_S = 0.3
+_REMIND_S = 600.0
+_NAMED_LINES = 100
+
+Tap = Callable[[Sample, EnginePoll | None], None]
+
+
+@dataclass(slots=True)
+class Watch:
+    """One target as the tick sees it."""
+
+    name: str
+    url: str
+    labels: Mapping[str, str]
+    feed: EngineFeed
+    detector: Detector
+    stale_after_s: float
+    wanted_gpus: tuple[str, ...] = ()
+    expected_gpus: int | None = None
+    assessment: Assessment | None = None
+    gaps: tuple[Gap, ...] = ()
+    gpus: tuple[GpuInfo, ...] = ()
+    told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
+    said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
+    named_lines: set[str] = field(default_factory=set)
+
+
+class Poller(threading.Thread):
+    """Ticks at the interval; a late tick is skipped, never made up for in a burst."""
+
+    def __init__(
+        self,
+        watches: list[Watch],
+        gpu_feed: GpuFeed,
+        board: Board,
+        clock: Clock,
+        stop: threading.Event,
+        *,
+        interval_s: float,
+        history: int = 500,
+        tap: Tap | None = None,
+    ) -> None:
+        super().__init__(name="tick", daemon=True)
+        self._watches = watches
+        self._gpu_feed = gpu_feed
+        self._board = board
+        self._clock = clock
+        self._stopping = stop
+        self._interval_s = interval_s
+        self._history: deque[Verdict] = deque(maxlen=history)
+        self._tap = tap
+        self._ticks = 0
+
+    def run(self) -> None:
+        """Ticks until stopped."""
+        due = self._clock.now() + min(_FIRST_TICK_S * self._clock.speed, self._interval_s)
+        while not self._clock.wait(self._stopping, due - self._clock.now()):
+            self.tick()
+            behind_s = self._clock.now() - due
+            due += self._interval_s * (1 + max(0, int(behind_s // self._interval_s)))
+
+    def tick(self) -> None:
+        """One round over all targets; one target's trouble is logged and does not touch the others."""
+        now = self._clock.now()
+        snapshot = self._gpu_feed.take()
+        for watch in self._watches:
+            try:
+                self._tick_target(watch, now, snapshot)
+            except Exception:
+                log.exception("target could not be judged", target=watch.name)
+        self._ticks += 1
+        self._board.publish(
+            View(now, tuple(map(self._view, self._watches)), tuple(self._history), self._ticks)
+        )
+
+    def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
+        unreadable = len(snapshot.gaps) if snapshot.cards else 0
+        assigned = assign(snapshot.cards, watch.wanted_gpus, watch.expected_gpus, unreadable)
+        gpus, gaps = _gpu_part(assigned, snapshot, now - watch.stale_after_s)
+        watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
+        gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT)]
+        polls: list[EnginePoll | None] = [*watch.feed.take()]
+        if not polls and watch.feed.late(now, watch.stale_after_s):
+            gaps.append(Gap(Part.ENGINE, Reason.STALE, "the reader of the engine hangs"))
+        for poll in polls or [None]:
+            self._observe(watch, _sample(watch.name, now, poll, gpus, tuple(gaps)), poll)
+            # One peak belongs to one sample.
+            gpus = tuple(replace(gpu, peak_used_bytes=None) for gpu in gpus)
+
+    def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
+        watch.assessment = watch.detector.observe(sample)
+        watch.gaps = sample.gaps
+        if self._tap is not None:
+            self._tap(sample, poll)
+        self._report_gaps(watch, sample, poll)
+        for verdict in watch.assessment.verdicts:
+            self._report_change(watch, verdict)
+
+    def _report_change(self, watch: Watch, verdict: Verdict) -> None:
+        told = (verdict.phase, verdict.cause, verdict.conditions)
+        before = watch.told.get(verdict.engine)
+        if before == told:
+            return
+        watch.told[verdict.engine] = told
+        self._history.append(verdict)
+        numbers = {row.signal: row.value for row in verdict.evidence if row.value is not None}
+        write = log.warning if verdict.phase in ("suspected", "confirmed") else log.info
+        write(
+            "verdict",
+            target=verdict.target,
+            engine=verdict.engine,
+            phase=str(verdict.phase),
+            cause=verdict.cause,
+            conditions=list(map(str, verdict.conditions)),
+            probability=round(max(verdict.probabilities.values()), 3),
+            numbers=numbers,
+            sentence=verdict.sentence,
+            remedy=verdict.remedy,
+        )
+
+    def _report_gaps(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
+        for gap in sample.gaps:
+            if gap.part in (Part.ENGINE, Part.GPU):
+                self._report_gap(watch, gap, sample.at)
+        if poll is not None and poll.gap is None and watch.said.pop(Part.ENGINE, None) is not None:
+            log.info("engine answers again", target=watch.name)
+        if sample.gpus and watch.said.pop(Part.GPU, None) is not None:
+            log.info("GPUs can be read again", target=watch.name)
+        for line in poll.malformed if poll is not None else ():
+            name = line.split("{", 1)[0].split(" ", 1)[0][:80]
+            if name not in watch.named_lines and len(watch.named_lines) < _NAMED_LINES:
+                watch.named_lines.add(name)
+                log.warning("a line could not be used", target=watch.name, line=line[:200])
+
+    def _report_gap(self, watch: Watch, gap: Gap, at: float) -> None:
+        """On change, and then every ten minutes."""
+        before = watch.said.get(gap.part)
+        if before is not None and before[0] is gap.reason and at - before[1] < _REMIND_S:
+            return
+        watch.said[gap.part] = (gap.reason, at)
+        log.warning(
+            "no evidence", target=watch.name, part=str(gap.part), reason=str(gap.reason), detail=gap.detail
+        )
+
+    def _view(self, watch: Watch) -> TargetView:
+        sources = (watch.feed.status, self._gpu_feed.status)
+        return TargetView(
+            watch.name, watch.url, watch.labels, watch.assessment, sources, watch.gpus, watch.gaps
+        )
+
+
+def _sample(
+    target: str, now: float, poll: EnginePoll | None, gpus: tuple[GpuReading, ...], gaps: tuple[Gap, ...]
+) -> Sample:
+    if poll is None:
+        return Sample(now, target, gpus=gpus, gaps=gaps)
+    if poll.gap is not None:
+        gaps = (poll.gap, *gaps)
+    return Sample(poll.at, target, poll.engines, gpus, log_facts=poll.facts, gaps=gaps)
+
+
+def _gpu_part(
+    assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float
+) -> tuple[tuple[GpuReading, ...], list[Gap]]:
+    """All of the target's GPUs, or a gap: a group is not exonerated by the ones that can be seen."""
+    if assigned.gap is not None:
+        return (), [snapshot.gaps[0] if not snapshot.cards and snapshot.gaps else assigned.gap]
+    gpus = []
+    for card in assigned.cards:
+        reading = snapshot.readings.get(card.gpu)
+        if reading is None or reading.at < oldest_at:
+            late = Gap(Part.GPU, Reason.STALE, f"{card.gpu} has not been read in time")
+            return (), [snapshot.failed.get(card.gpu, late)]
+        gpus.append(reading)
+    return tuple(gpus), []
+
+
+def _info(card: Card, rule: str) -> GpuInfo:
+    return GpuInfo(card.gpu, card.unique_id, card.card, card.render, rule)

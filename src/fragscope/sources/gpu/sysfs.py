@@ -1,0 +1,133 @@
+"""VRAM from sysfs: the one AMD source that works in an unprivileged container without a GPU of its own.
+
+`mem_info_vram_used` is a counter of the kernel's memory manager: reading it takes about 11 us, wakes no
+GPU, touches no register and cannot wait for a reset (docs/sources.md). Every other AMD tool reads the
+same file first.
+"""
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragscope.model import Gap, Part, Reason
+
+NAME = "sysfs"
+_AMD = "0x1002"
+_MI300A = "0x74a0"
+"""An APU: kernels before late 2025 can crash on a read of its VRAM attributes, so it is not read."""
+_CARD = re.compile(r"card[0-9]+")
+_USED_OVER_TOTAL = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One AMD GPU as sysfs names it; `gpu` is its PCI address (BDF)."""
+
+    gpu: str
+    card: str
+    device: Path
+    total_bytes: int
+    unique_id: str | None = None
+    render: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """The GPUs that can be read, and why others cannot."""
+
+    cards: tuple[Card, ...]
+    gaps: tuple[Gap, ...]
+
+
+def enumerate_cards(root: Path) -> Enumeration:
+    """Every AMD card under `root` (normally /sys) that shows a VRAM total, by PCI address.
+
+    Card numbers have gaps and change after a driver reload: the address is the identity.
+    """
+    drm = root / "class" / "drm"
+    try:
+        names = sorted(name for name in os.listdir(drm) if _CARD.fullmatch(name))
+    except OSError as error:
+        return Enumeration((), (_gap(error, f"{drm} cannot be listed"),))
+    cards: list[Card] = []
+    gaps: list[Gap] = []
+    for name in names:
+        found = _card(drm / name / "device", name)
+        if isinstance(found, Card):
+            cards.append(found)
+        elif found is not None:
+            gaps.append(found)
+    if not cards and not gaps:
+        gaps.append(Gap(Part.GPU, Reason.ABSENT, f"no AMD GPU under {drm}"))
+    return Enumeration(tuple(sorted(cards, key=lambda card: card.gpu)), tuple(gaps))
+
+
+def _card(device: Path, name: str) -> Card | Gap | None:
+    if _text(device / "vendor") != _AMD:
+        return None
+    gpu = os.path.realpath(device).rsplit("/", 1)[-1]
+    if _text(device / "device") == _MI300A:
+        detail = f"{gpu} is an APU whose VRAM attributes are not safe to read on older kernels"
+        return Gap(Part.GPU, Reason.UNSUPPORTED, detail)
+    total = _bytes(device / "mem_info_vram_total")
+    if isinstance(total, Gap):
+        # A partition of a GPU has no such file: its physical GPU counts the whole package.
+        return None if total.reason is Reason.ABSENT else total
+    return Card(gpu, name, device, total, _text(device / "unique_id"), _render(device))
+
+
+def _render(device: Path) -> str | None:
+    try:
+        names = os.listdir(device / "drm")
+    except OSError:
+        return None
+    return next((name for name in sorted(names) if name.startswith("renderD")), None)
+
+
+def read_used_bytes(card: Card) -> int | Gap:
+    """VRAM in use now. 0 with a total above 0 is blindness: a booted card never shows 0."""
+    used = _bytes(card.device / "mem_info_vram_used")
+    if isinstance(used, Gap):
+        return used
+    if used == 0 and card.total_bytes > 0:
+        return Gap(Part.GPU, Reason.BLIND, f"{card.gpu} shows 0 bytes in use, which a booted card never does")
+    if used > card.total_bytes * _USED_OVER_TOTAL:
+        return Gap(Part.GPU, Reason.MALFORMED, f"{card.gpu} shows {used} bytes in use of {card.total_bytes}")
+    return used
+
+
+def read_gtt_used_bytes(card: Card) -> int | None:
+    """Host memory mapped for the GPU; None where the kernel does not say."""
+    gtt = _bytes(card.device / "mem_info_gtt_used")
+    return None if isinstance(gtt, Gap) else gtt
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _bytes(path: Path) -> int | Gap:
+    """A decimal number of bytes; opened anew each time, since a held file blocks a partition change."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            raw = os.read(handle, 64)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        return _gap(error, f"{path} cannot be read")
+    text = raw.strip()
+    if not text.isdigit():
+        return Gap(Part.GPU, Reason.MALFORMED, f"{path} holds {text[:20]!r}, not a number")
+    return int(text)
+
+
+def _gap(error: OSError, what: str) -> Gap:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Gap(Part.GPU, Reason.DENIED, f"{what}: {error.strerror}")
+    return Gap(Part.GPU, Reason.ABSENT, f"{what}: {error.strerror}")
