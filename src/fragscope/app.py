@@ -4,7 +4,6 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -131,7 +130,7 @@ def serve(settings: Settings) -> None:
     stop = threading.Event()
     core = build_core(settings, Clock(), stop)
     web = build_web(settings, core)
-    on_signals(stop.set)
+    hold_signals()
     core.start()
     web.start()
     host, port = web.address
@@ -141,16 +140,27 @@ def serve(settings: Settings) -> None:
         address=f"{host}:{port}",
         targets={target.name: target.url for target in settings.targets},
     )
-    stop.wait()
+    wait_for_signal()
     log.info("fragscope stops")
+    stop.set()
     web.stop()
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """Ends on SIGTERM and SIGINT; without a handler Python as PID 1 would ignore SIGTERM."""
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
-    def handle(_signum: int, _frame: object) -> None:
-        stop()
 
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, handle)
+def hold_signals() -> None:
+    """Keeps SIGTERM and SIGINT for `wait_for_signal`; to be called before any thread starts.
+
+    A handler that sets an Event could meet the main thread inside the Event's lock; and without either,
+    Python as PID 1 ignores SIGTERM.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def wait_for_signal(seconds: float | None = None) -> bool:
+    """Waits until the process is asked to end, or for so long; True if it was asked."""
+    if seconds is None:
+        signal.sigwait(_ENDING)
+        return True
+    return signal.sigtimedwait(_ENDING, seconds) is not None

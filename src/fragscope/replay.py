@@ -302,9 +302,7 @@ class Alarms:
             alarm.until, alarm.cause = verdict.at, verdict.cause
 
 
-def score(
-    labels: Iterable[LabelLine], alarms: list[Alarm], before_s: float = 600.0, after_s: float = 3600.0
-) -> Score:
+def score(labels: Iterable[LabelLine], alarms: list[Alarm], before_s: float = 600.0, after_s: float = 3600.0) -> Score:
     """Matches alarms to memory labels: an alarm is true if it overlaps [at - before, until + after]."""
     memory = [label for label in labels if label.cause in MEMORY_CAUSES]
     found, right, delays, matched = 0, 0, [], set()

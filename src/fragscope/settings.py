@@ -51,9 +51,7 @@ def _common(name: str) -> Any:
     return Field(default=item.default, description=item.metadata["why"])
 
 
-_COMMON = tuple(
-    sorted({item.name for item in fields(Parameters)} - {item.name for item in fields(Thresholds)})
-)
+_COMMON = tuple(sorted({item.name for item in fields(Parameters)} - {item.name for item in fields(Thresholds)}))
 _PER_TARGET = frozenset(item.name for item in fields(Parameters)) - {"weights"}
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -64,9 +62,7 @@ class Target(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(
-        default="vllm", min_length=1, description="the `target` label: a name, never an address"
-    )
+    name: str = Field(default="vllm", min_length=1, description="the `target` label: a name, never an address")
     url: Annotated[str, AfterValidator(_http_url)] = Field(
         default="http://127.0.0.1:8000", description="base address of the server, without /metrics"
     )
@@ -141,20 +137,12 @@ class Settings(BaseSettings):
     )
     sysfs_root: Path = Field(default=Path("/sys"), description="where sysfs is mounted")
     web_listen_address: str = Field(default=":23724", description="host:port; no host: all interfaces")
-    web_telemetry_path: str = Field(
-        default="/metrics", pattern="^/[^ ]*$", description="path of the exposition"
-    )
-    web_cert_file: Path | None = Field(
-        default=None, description="certificate (chain); with web_key_file serves HTTPS"
-    )
+    web_telemetry_path: str = Field(default="/metrics", pattern="^/[^ ]*$", description="path of the exposition")
+    web_cert_file: Path | None = Field(default=None, description="certificate (chain); with web_key_file serves HTTPS")
     web_key_file: Path | None = Field(default=None, description="its private key")
     history: int = Field(default=500, gt=0, description="phase changes kept for the status page and the API")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: JSON when not a terminal"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: JSON when not a terminal")
     suspected_probability: float = _common("suspected_probability")
     hold_s: float = _common("hold_s")
     forget_s: float = _common("forget_s")
@@ -162,9 +150,7 @@ class Settings(BaseSettings):
     half_life_s: float = _common("half_life_s")
     stale_after_s: float = _common("stale_after_s")
     peak_window_s: float = _common("peak_window_s")
-    thresholds: Thresholds = Field(
-        default_factory=Thresholds, description="the other thresholds of the detector"
-    )
+    thresholds: Thresholds = Field(default_factory=Thresholds, description="the other thresholds of the detector")
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -260,15 +246,11 @@ def _with_file(config: Path | None) -> type[Settings]:
     if config is None:
         return Settings
     if not config.is_file():
-        raise ConfigError(
-            f"configuration file {config} does not exist; give --config the path of a TOML file"
-        )
+        raise ConfigError(f"configuration file {config} does not exist; give --config the path of a TOML file")
 
     class FileSettings(Settings):
         @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
-        ) -> Any:
+        def settings_customise_sources(cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any) -> Any:
             above = super().settings_customise_sources(settings_cls, *args, **kwargs)
             return (*above, _TomlIndexed(settings_cls, config))
 
@@ -283,9 +265,7 @@ def _refuse_strays(environment: Mapping[str, str]) -> None:
             continue
         head = name.removeprefix(ENV_PREFIX).split(_NESTED)[0].upper()
         if head not in known:
-            raise ConfigError(
-                f"{name} is no setting of fragscope; see `fragscope serve --print-config` for the names"
-            )
+            raise ConfigError(f"{name} is no setting of fragscope; see `fragscope serve --print-config` for the names")
 
 
 def _kubernetes_made(name: str) -> bool:

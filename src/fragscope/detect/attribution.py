@@ -75,9 +75,7 @@ def judge(
     probability = sigmoid(score + earlier)
     confirmed = told is not None and told.what is Fact.OOM
     shares = (
-        memory_shares(told.facts, parameters)
-        if told is not None and confirmed
-        else {Cause.MEMORY_UNDETERMINED: 1.0}
+        memory_shares(told.facts, parameters) if told is not None and confirmed else {Cause.MEMORY_UNDETERMINED: 1.0}
     )
     probabilities = {cause: probability * share for cause, share in shares.items()}
     probabilities[_other_cause(circumstances, told)] = 1 - probability
@@ -139,14 +137,10 @@ def _crash(c: Circumstances, p: Parameters) -> list[Evidence]:
         rows.append(_growth(w.growing if c.growing else w.not_growing, growing=c.growing))
     rows += _lost(c, p)
     if c.drained:
-        rows.append(
-            _row("drained", None, "", w.drained, "the engine had been emptied before it went: a planned stop")
-        )
+        rows.append(_row("drained", None, "", w.drained, "the engine had been emptied before it went: a planned stop"))
     if c.earlier_crash > 0 and c.headroom is not None and c.headroom.ratio < 2:
         weight = w.earlier_crash * c.earlier_crash
-        rows.append(
-            _row("earlier_crash", c.earlier_crash, "", weight, "it had crashed before with work in flight")
-        )
+        rows.append(_row("earlier_crash", c.earlier_crash, "", weight, "it had crashed before with work in flight"))
     return rows
 
 
@@ -166,9 +160,7 @@ def _lost(c: Circumstances, p: Parameters) -> list[Evidence]:
                 "no request was in flight at the last poll, yet tokens had moved",
             )
         ]
-    return [
-        _row("lost_work", 0.0, "requests", p.weights.lost_idle, "nothing was in flight: the engine died idle")
-    ]
+    return [_row("lost_work", 0.0, "requests", p.weights.lost_idle, "nothing was in flight: the engine died idle")]
 
 
 def _alive(c: Circumstances, p: Parameters) -> list[Evidence]:
@@ -224,9 +216,7 @@ def _headroom(room: Headroom, weight: float) -> Evidence:
 
 
 def _growth(weight: float, *, growing: bool) -> Evidence:
-    sentence = (
-        "VRAM had been climbing in steps that did not come back" if growing else "VRAM had not been climbing"
-    )
+    sentence = "VRAM had been climbing in steps that did not come back" if growing else "VRAM had not been climbing"
     return _row("vram_trend", float(growing), "", weight, sentence)
 
 
@@ -242,15 +232,9 @@ def _log(c: Circumstances, told: LogFact | None, p: Parameters) -> list[Evidence
     if told.what is Fact.PLANNED_STOP:
         return [_row("planned_stop", None, "", w.marker, "the planned-stop marker had just been touched")]
     if told.what is Fact.SHUTDOWN:
-        return [
-            _row(
-                "log_shutdown", None, "", w.log_shutdown, "the log shows that a shutdown was asked for first"
-            )
-        ]
+        return [_row("log_shutdown", None, "", w.log_shutdown, "the log shows that a shutdown was asked for first")]
     weight = w.log_silent if c.crashed else w.alive_log_silent
-    return [
-        _row("log_death", None, "", weight, "the log names the engine's death, and no out-of-memory message")
-    ]
+    return [_row("log_death", None, "", weight, "the log names the engine's death, and no out-of-memory message")]
 
 
 def _oom_sentence(facts: Mapping[str, float]) -> str:

@@ -176,9 +176,7 @@ class Detector:
         engine_up = fresh or (
             turn.answer is Answer.SILENT and not self._window.dead and self._window.process is not None
         )
-        stand = self._phase.update(
-            at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up
-        )
+        stand = self._phase.update(at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up)
         shared = self._target_lingering.update(at, target_findings(self._window, at, self._p, fresh=fresh))
         missing = tuple(kind for kind in EVIDENCE if not self._presence.has(kind, at))
         verdicts = tuple(
@@ -187,9 +185,7 @@ class Detector:
         )
         return Assessment(verdicts, self._measures(at))
 
-    def _findings(
-        self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool
-    ) -> list[Finding]:
+    def _findings(self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool) -> list[Finding]:
         if engine is None or engine.reading is None:
             return shared
         lingering = self._engine_lingering.setdefault(engine.reading.engine, Lingering(self._p))
@@ -272,9 +268,7 @@ class Detector:
         reading, last = engine.reading, engine.polls.last()
         alive = not self._window.dead and self._presence.has("engine", at)
         usages = [
-            poll.usage_ratio
-            for poll in engine.polls.since(at - self._p.peak_window_s)
-            if poll.usage_ratio is not None
+            poll.usage_ratio for poll in engine.polls.since(at - self._p.peak_window_s) if poll.usage_ratio is not None
         ]
         usage = last.usage_ratio if last is not None and alive else None
         return EngineMeasure(

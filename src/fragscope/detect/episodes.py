@@ -103,9 +103,7 @@ class Docket:
         self.opened_total = 0
         self.memory_failures: dict[Cause, int] = dict.fromkeys(MEMORY_CAUSES, 0)
 
-    def hear(
-        self, facts: tuple[LogFact, ...], at: float, circumstances: Circumstances, last_good_at: float
-    ) -> None:
+    def hear(self, facts: tuple[LogFact, ...], at: float, circumstances: Circumstances, last_good_at: float) -> None:
         """Takes what the log said; an out-of-memory message opens an episode by itself."""
         for fact in facts:
             self._testimony.add(fact)
@@ -184,9 +182,7 @@ class Docket:
         judgement = episode.judgement
         return judgement.confirmed or judgement.memory_probability >= self._p.suspected_probability
 
-    def _open(
-        self, opened_at: float, at: float, circumstances: Circumstances, last_good_at: float
-    ) -> Episode:
+    def _open(self, opened_at: float, at: float, circumstances: Circumstances, last_good_at: float) -> Episode:
         told = self._testimony.of_death(last_good_at)
         earlier = self._earlier(at)
         score, evidence = weigh(circumstances, told, self._p)

@@ -71,9 +71,9 @@ class Ledger:
         deltas = {name: max(0.0, now.get(name, 0.0) - last.get(name, 0.0)) for name in _COUNTERS}
         for name, delta in deltas.items():
             self._sums[name] += delta
-        return self._increments(deltas, "2xx" in now, "first" in now, _in_flight(engines))
+        return self._increments(deltas, _in_flight(engines), http="2xx" in now, first="first" in now)
 
-    def _increments(self, deltas: dict[str, float], http: bool, first: bool, in_flight: float) -> Increments:
+    def _increments(self, deltas: dict[str, float], in_flight: float, *, http: bool, first: bool) -> Increments:
         sums = self._sums
         streamed_refusals = max(0.0, sums["rejected"] - sums["5xx"]) if http else 0.0
         hang_ups = [sums["aborts"]]

@@ -25,9 +25,7 @@ class Weights:
     style and correlated, hence the clip of an episode's sum.
     """
 
-    prior: float = threshold(
-        -1.0, "27 %: 6 of 19 complete public vLLM out-of-memory messages fit fragmentation"
-    )
+    prior: float = threshold(-1.0, "27 %: 6 of 19 complete public vLLM out-of-memory messages fit fragmentation")
     clip_low: float = threshold(-4.0, "one episode never counts for less")
     clip_high: float = threshold(6.0, "one episode never counts for more")
     usage_low: float = threshold(0.8, "death at KV usage < band_mid_ratio: the pool was not the limit")
@@ -46,18 +44,14 @@ class Weights:
     log_shutdown: float = threshold(-6.0, "the log shows that a stop was asked for first")
     log_silent: float = threshold(-4.0, "the log was there and names neither")
     marker: float = threshold(-6.0, "a preStop hook touched the planned-stop file")
-    earlier_crash: float = threshold(
-        0.7, "an earlier undrained crash, times its decay, if headroom was short"
-    )
+    earlier_crash: float = threshold(0.7, "an earlier undrained crash, times its decay, if headroom was short")
     alive: float = threshold(-2.0, "the engine survived: an out-of-memory error in a step kills vLLM V1")
     alive_usage_low: float = threshold(0.4, "failures without a crash at low KV usage")
     alive_headroom_one: float = threshold(1.5, "failures without a crash, free < 1 of the need")
     alive_headroom_two: float = threshold(0.8, "the same, free < 2 of the need")
     alive_headroom_ample: float = threshold(-1.0, "the same, free >= 2 of the need")
     alive_growing: float = threshold(0.8, "failures without a crash while VRAM climbs")
-    alive_queue: float = threshold(
-        -1.5, "requests wait: the scheduler or a queue limit is the likelier reason"
-    )
+    alive_queue: float = threshold(-1.5, "requests wait: the scheduler or a queue limit is the likelier reason")
     alive_log_silent: float = threshold(-3.0, "the log was there and has no out-of-memory message")
 
 
@@ -79,20 +73,14 @@ class Thresholds:
     failures_half_life_s: float = threshold(300.0, "failure ratio: five minutes")
     correlation_half_life_s: float = threshold(1800.0, "log odds ratio: half an hour")
     baseline_half_life_s: float = threshold(86400.0, "a server's own background of failures: a day")
-    gate_min_failures: float = threshold(
-        5.0, "one failure is never enough: up to 2.7 false alarms a day at k >= 1"
-    )
-    gate_z: float = threshold(
-        3.3, "the test repeats every poll; 1.96 gave 5 false alarms a day in simulation"
-    )
+    gate_min_failures: float = threshold(5.0, "one failure is never enough: up to 2.7 false alarms a day at k >= 1")
+    gate_z: float = threshold(3.3, "the test repeats every poll; 1.96 gave 5 false alarms a day in simulation")
     gate_ratio: float = threshold(0.005, "failures below half a percent are background")
     gate_baseline_factor: float = threshold(3.0, "or three times the server's own background")
     baseline_min_outcomes: float = threshold(1000.0, "fewer outcomes make no baseline")
     baseline_min_s: float = threshold(3600.0, "less history makes no baseline")
 
-    kv_full_share: float = threshold(
-        0.20, "share of busy polls at a full pool; the gauge oscillates between polls"
-    )
+    kv_full_share: float = threshold(0.20, "share of busy polls at a full pool; the gauge oscillates between polls")
     kv_window_s: float = threshold(1800.0, "over this long, of what was seen")
     kv_recent_s: float = threshold(300.0, "and full at least once in this time")
     kv_min_seen_s: float = threshold(15.0, "and seen for at least this long")
@@ -127,9 +115,7 @@ class Thresholds:
     headroom_back: float = threshold(2.0, "headroom is back at twice the need")
     headroom_back_s: float = threshold(120.0, "held for this long")
 
-    mixed_low_ratio: float = threshold(
-        0.01, "stranded below 1 % of the card: fragmentation is the lesser part"
-    )
+    mixed_low_ratio: float = threshold(0.01, "stranded below 1 % of the card: fragmentation is the lesser part")
     mixed_high_ratio: float = threshold(0.04, "stranded from 4 % on: fragmentation")
     share_below: float = threshold(0.35, "fragmentation's share of the memory causes below mixed_low_ratio")
     share_low: float = threshold(0.50, "at mixed_low_ratio")
@@ -160,6 +146,4 @@ class Parameters(Thresholds):
         if not 0.5 <= self.suspected_probability < 1:
             raise ValueError(f"suspected_probability is {self.suspected_probability}, but must lie in 0.5..1")
         if not self.band_mid_ratio <= self.band_high_ratio:
-            raise ValueError(
-                f"band_mid_ratio {self.band_mid_ratio} is above band_high_ratio {self.band_high_ratio}"
-            )
+            raise ValueError(f"band_mid_ratio {self.band_mid_ratio} is above band_high_ratio {self.band_high_ratio}")

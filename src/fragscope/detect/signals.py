@@ -55,7 +55,7 @@ def starting(window: TargetWindow, at: float, p: Parameters) -> Finding | None:
 
 
 def sleeping(window: EngineWindow) -> Finding | None:
-    """vLLM's sleep mode has given the memory back on purpose."""
+    """Sleep mode has given the memory back on purpose."""
     if window.reading is None or not window.reading.sleeping:
         return None
     return _finding(Condition.SLEEPING, None, "", "the engine sleeps: its memory was given back on purpose")
@@ -79,9 +79,7 @@ def kv_exhausted(window: EngineWindow, p: Parameters) -> Finding | None:
     share, seen_s, preemptions = window.busy()
     if share < p.kv_full_share or seen_s < p.kv_min_seen_s or (preemptions <= 0 and last.waiting <= 0):
         return None
-    words = (
-        f"the KV pool was full at {100 * share:.0f} % of the busy polls, with {preemptions:.0f} preemptions"
-    )
+    words = f"the KV pool was full at {100 * share:.0f} % of the busy polls, with {preemptions:.0f} preemptions"
     return _finding(Condition.KV_EXHAUSTED, share, "ratio", words)
 
 
@@ -137,7 +135,7 @@ def client_aborts(rows: list[Total], p: Parameters) -> Finding | None:
 
 
 def _gated_share(rows: list[Total], k: float, floor: float, p: Parameters) -> float | None:
-    """k's share of all answers if it is surely above `floor`, else None."""
+    """The share of k among all answers if it is surely above `floor`, else None."""
     n = max(k, sum(row.outcomes.answered for row in rows))
     if k < p.gate_min_failures or wilson(k, n, p.gate_z)[0] <= floor:
         return None

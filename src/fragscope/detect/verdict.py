@@ -153,9 +153,7 @@ def evidence_of(episode: Episode | None, findings: list[Finding], stand: Stand) 
     rows += [finding.evidence for finding in findings]
     if stand.watch is not None:
         gpu, slope, left_s = stand.watch
-        words = (
-            f"VRAM of {gpu} climbs by {slope * 3600 / GIB:.2f} GiB an hour; {left_s / 3600:.1f} h are left"
-        )
+        words = f"VRAM of {gpu} climbs by {slope * 3600 / GIB:.2f} GiB an hour; {left_s / 3600:.1f} h are left"
         rows.append(Evidence("vram_growth", left_s, "s", 0.0, str(Cause.MEMORY_GROWTH), words))
     return tuple(rows)
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.statistics import mann_kendall_z, theil_sen_slope
@@ -84,7 +85,7 @@ class Staircase:
     def _judge(self) -> Trend:
         p = self._p
         values = [value for _, value in self._closed]
-        rises = [b - a for a, b in zip(values, values[1:], strict=False)]
+        rises = [b - a for a, b in pairwise(values)]
         steps = [i for i, rise in enumerate(rises) if rise > p.trend_step_bytes]
         late = sum(1 for i in steps if i >= len(rises) / 2)
         drops = sum(1 for rise in rises if rise < -p.trend_step_bytes)
@@ -95,9 +96,7 @@ class Staircase:
             and mann_kendall_z(values, p.trend_tie_bytes) > p.trend_z
         )
         slope = (
-            theil_sen_slope([(bucket * p.trend_bucket_s, value) for bucket, value in self._closed])
-            if growing
-            else 0.0
+            theil_sen_slope([(bucket * p.trend_bucket_s, value) for bucket, value in self._closed]) if growing else 0.0
         )
         return Trend(slope_bytes_per_s=slope, growing=growing and slope > 0)
 

@@ -294,9 +294,7 @@ class TargetWindow:
         self.last_good_at = sample.at
         return Turn(answer, total, died, restarted, returned, before)
 
-    def _add(
-        self, at: float, engines: tuple[EngineReading, ...], increments: Increments, *, restarted: bool
-    ) -> Total:
+    def _add(self, at: float, engines: tuple[EngineReading, ...], increments: Increments, *, restarted: bool) -> Total:
         if restarted:
             self.totals.clear()
         polls = []

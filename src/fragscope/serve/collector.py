@@ -132,9 +132,7 @@ def _per_gpu(attribute: str) -> Render:
 def _per_engine(attribute: str) -> Render:
     return _measures(
         lambda m: (
-            row
-            for e in m.engines
-            for row in _maybe(getattr(e, attribute), engine=e.engine, model_name=e.model_name)
+            row for e in m.engines for row in _maybe(getattr(e, attribute), engine=e.engine, model_name=e.model_name)
         )
     )
 
@@ -467,14 +465,10 @@ class BoardCollector(Collector):
                 continue
             if metric.samples:
                 yield metric
-        failed = Metric(
-            "fragscope_exposition_failures", "Families left out of a page because they raised.", "counter"
-        )
+        failed = Metric("fragscope_exposition_failures", "Families left out of a page because they raised.", "counter")
         failed.add_sample("fragscope_exposition_failures_total", {}, float(self._failures))
         yield failed
-        took = Metric(
-            "fragscope_collect_duration_seconds", "How long rendering this page's families took.", "gauge"
-        )
+        took = Metric("fragscope_collect_duration_seconds", "How long rendering this page's families took.", "gauge")
         took.add_sample("fragscope_collect_duration_seconds", {}, time.perf_counter() - began)
         yield took
 

@@ -139,9 +139,7 @@ class Visitor:
 class EngineFeed(Feed):
     """Polls one server for ever; polls queue up for the tick, so that none is lost or counted twice."""
 
-    def __init__(
-        self, target: str, visitor: Visitor, interval_s: float, clock: Clock, stop: threading.Event
-    ) -> None:
+    def __init__(self, target: str, visitor: Visitor, interval_s: float, clock: Clock, stop: threading.Event) -> None:
         super().__init__(f"engine-{target}", clock, stop)
         self._visitor = visitor
         self._interval_s = interval_s
@@ -234,9 +232,7 @@ class GpuFeed(Feed):
             self._enumerate(began)
         slow = began - self._slow_at >= _SLOW_S * self._clock.speed
         failed = {
-            card.gpu: gap
-            for card in self._found.cards
-            if (gap := self._read(card, began, slow=slow)) is not None
+            card.gpu: gap for card in self._found.cards if (gap := self._read(card, began, slow=slow)) is not None
         }
         if any(gap.reason is Reason.ABSENT for gap in failed.values()):
             self._enumerated_at = None

@@ -61,10 +61,10 @@ class HeadDeadline(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Ends the deadline once a request runs, and starts one for the next head."""
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        if self._head_timer is None and not self._answering():
             self._arm()
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering():
             self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,8 +82,12 @@ class HeadDeadline(H11Protocol):
 
     def _too_late(self) -> None:
         self._head_timer = None
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._answering():
             self.transport.close()
+
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
 
 
 class Bounded:
@@ -143,9 +147,7 @@ def application(board: Board, web: Web, *, tick_age_s: Callable[[], float], tick
 
     async def verdicts(_: Request) -> Response:
         view = board.view
-        now = [
-            verdict_object(v) for t in view.targets if t.assessment is not None for v in t.assessment.verdicts
-        ]
+        now = [verdict_object(v) for t in view.targets if t.assessment is not None for v in t.assessment.verdicts]
         return _json({"at": view.at, "verdicts": now, "history": [verdict_object(v) for v in view.history]})
 
     async def targets(_: Request) -> Response:
@@ -182,9 +184,7 @@ def _target_object(target: TargetView) -> dict[str, Any]:
             }
             for source in target.sources
         ],
-        "gaps": [
-            {"part": str(gap.part), "reason": str(gap.reason), "detail": gap.detail} for gap in target.gaps
-        ],
+        "gaps": [{"part": str(gap.part), "reason": str(gap.reason), "detail": gap.detail} for gap in target.gaps],
     }
 
 

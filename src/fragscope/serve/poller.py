@@ -88,14 +88,12 @@ class Poller(threading.Thread):
             except Exception:
                 log.exception("target could not be judged", target=watch.name)
         self._ticks += 1
-        self._board.publish(
-            View(now, tuple(map(self._view, self._watches)), tuple(self._history), self._ticks)
-        )
+        self._board.publish(View(now, tuple(map(self._view, self._watches)), tuple(self._history), self._ticks))
 
     def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
         unreadable = len(snapshot.gaps) if snapshot.cards else 0
         assigned = assign(snapshot.cards, watch.wanted_gpus, watch.expected_gpus, unreadable)
-        gpus, gaps = _gpu_part(assigned, snapshot, now - watch.stale_after_s)
+        gpus, gaps = gpu_part(assigned, snapshot, now - watch.stale_after_s)
         watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
         gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT)]
         polls: list[EnginePoll | None] = [*watch.feed.take()]
@@ -157,15 +155,11 @@ class Poller(threading.Thread):
         if before is not None and before[0] is gap.reason and at - before[1] < _REMIND_S:
             return
         watch.said[gap.part] = (gap.reason, at)
-        log.warning(
-            "no evidence", target=watch.name, part=str(gap.part), reason=str(gap.reason), detail=gap.detail
-        )
+        log.warning("no evidence", target=watch.name, part=str(gap.part), reason=str(gap.reason), detail=gap.detail)
 
     def _view(self, watch: Watch) -> TargetView:
         sources = (watch.feed.status, self._gpu_feed.status)
-        return TargetView(
-            watch.name, watch.url, watch.labels, watch.assessment, sources, watch.gpus, watch.gaps
-        )
+        return TargetView(watch.name, watch.url, watch.labels, watch.assessment, sources, watch.gpus, watch.gaps)
 
 
 def _sample(
@@ -178,9 +172,7 @@ def _sample(
     return Sample(poll.at, target, poll.engines, gpus, log_facts=poll.facts, gaps=gaps)
 
 
-def _gpu_part(
-    assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float
-) -> tuple[tuple[GpuReading, ...], list[Gap]]:
+def gpu_part(assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float) -> tuple[tuple[GpuReading, ...], list[Gap]]:
     """All of the target's GPUs, or a gap: a group is not exonerated by the ones that can be seen."""
     if assigned.gap is not None:
         return (), [snapshot.gaps[0] if not snapshot.cards and snapshot.gaps else assigned.gap]

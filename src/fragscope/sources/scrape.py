@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import requests
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -107,7 +107,7 @@ class _Watch:
         self.fired = True
         self._adapter.cut()
 
-    def __enter__(self) -> "_Watch":
+    def __enter__(self) -> Self:
         self._timer.start()
         return self
 
@@ -150,9 +150,7 @@ class Client:
             return Failure(Reason.DENIED, str(error))
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
             if watch.fired:
-                return Failure(
-                    Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s"
-                )
+                return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
             return failure_of(error)
 
     def status(self, path: str) -> int:
@@ -220,9 +218,7 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 
 def failure_of(error: Exception) -> Failure:
     """Maps an exception to a reason; a recording's free-text errors go through the same words."""
-    return failure_from_text(
-        str(error) or type(error).__name__, timed_out=isinstance(error, requests.Timeout)
-    )
+    return failure_from_text(str(error) or type(error).__name__, timed_out=isinstance(error, requests.Timeout))
 
 
 def failure_from_text(text: str, *, timed_out: bool = False) -> Failure:

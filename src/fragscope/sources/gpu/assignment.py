@@ -15,9 +15,7 @@ class Assigned:
     gap: Gap | None = None
 
 
-def assign(
-    cards: tuple[Card, ...], wanted: tuple[str, ...], expected: int | None, unreadable: int = 0
-) -> Assigned:
+def assign(cards: tuple[Card, ...], wanted: tuple[str, ...], expected: int | None, unreadable: int = 0) -> Assigned:
     """Applies the setting (PCI addresses or unique_ids), else takes the only card of the node.
 
     `unreadable` cards are there too: one of two is not the only one.

@@ -48,7 +48,7 @@ def enumerate_cards(root: Path) -> Enumeration:
     """
     drm = root / "class" / "drm"
     try:
-        names = sorted(name for name in os.listdir(drm) if _CARD.fullmatch(name))
+        names = sorted(path.name for path in drm.iterdir() if _CARD.fullmatch(path.name))
     except OSError as error:
         return Enumeration((), (_gap(error, f"{drm} cannot be listed"),))
     cards: list[Card] = []
@@ -80,7 +80,7 @@ def _card(device: Path, name: str) -> Card | Gap | None:
 
 def _render(device: Path) -> str | None:
     try:
-        names = os.listdir(device / "drm")
+        names = [path.name for path in (device / "drm").iterdir()]
     except OSError:
         return None
     return next((name for name in sorted(names) if name.startswith("renderD")), None)

@@ -1,0 +1,1 @@
+"""A seeded engine, pool and card: for the demo and for evaluation, never for production paths."""
