@@ -52,10 +52,10 @@ def _engine(target: Target, poll: EnginePoll) -> Seen:
     parts = []
     for engine in poll.engines:
         usage = "unknown" if engine.kv_usage_ratio is None else f"{100 * engine.kv_usage_ratio:.1f} %"
-        parts.append(
-            f"engine {engine.engine} ({engine.model_name or 'unnamed model'}, "
-            f"vLLM {engine.version or 'of unknown version'}): KV {usage}, {_count(engine.running)} running, {_count(engine.waiting)} waiting"
-        )
+        model = engine.model_name or "unnamed model"
+        version = engine.version or "of unknown version"
+        load = f"KV {usage}, {_count(engine.running)} running, {_count(engine.waiting)} waiting"
+        parts.append(f"engine {engine.engine} ({model}, vLLM {version}): {load}")
     health = f"/health {poll.health}" if poll.health else "/health does not answer"
     bad = f", {len(poll.malformed)} unusable values" if poll.malformed else ""
     return Seen(target.name, source, ok=poll.health in (None, 200), words="; ".join(parts) + f"; {health}{bad}")

@@ -1,5 +1,7 @@
 """The detector: samples of one target in, an assessment out. A fold, and nothing else."""
 
+from dataclasses import replace
+
 from fragscope.detect.attribution import Circumstances
 from fragscope.detect.correlation import Correlation
 from fragscope.detect.episodes import Docket
@@ -33,6 +35,8 @@ from fragscope.model import (
 
 EVIDENCE = ("engine", "gpu", "own_bytes", "allocator", "log")
 """The kinds of evidence a verdict can rest on."""
+_CLOCK_SET_BACK_S = 60.0
+"""A sample that is older than this is no late sample: somebody set the clock of a recording's host."""
 
 
 class Detector:
@@ -53,11 +57,13 @@ class Detector:
         self._restarts = {"planned": 0, "unplanned": 0, "unknown": 0}
         self._lost_total = 0.0
         self._at = float("-inf")
+        self._offset_s = 0.0
 
     def observe(self, sample: Sample) -> Assessment:
-        """Takes the next sample of the target (times must not decrease) and says what it adds up to."""
+        """Takes the next sample of the target and says what it adds up to."""
+        sample = self._in_order(sample)
         self._at = at = max(self._at, sample.at)
-        self._listen(sample)
+        self._listen(sample, at)
         turn = self._window.observe(sample)
         self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._last_good_at(at))
         if turn.died:
@@ -71,7 +77,13 @@ class Detector:
         self._forget_the_gone(at)
         return self._assess(at, turn)
 
-    def _listen(self, sample: Sample) -> None:
+    def _in_order(self, sample: Sample) -> Sample:
+        """The sample on a time that does not run backwards: a clock that was set back is carried along."""
+        if sample.at + self._offset_s < self._at - _CLOCK_SET_BACK_S:
+            self._offset_s = self._at - sample.at
+        return shifted(sample, self._offset_s) if self._offset_s else sample
+
+    def _listen(self, sample: Sample, at: float) -> None:
         spoke = {"gpu"} if sample.gpus else set()
         spoke |= {"engine"} if sample.engines else set()
         spoke |= {"allocator"} if sample.allocators else set()
@@ -82,11 +94,11 @@ class Detector:
             self._presence.silence("log")
         else:
             spoke.add("log")
-            self._log_since = sample.at if self._log_since is None else self._log_since
+            self._log_since = at if self._log_since is None else self._log_since
         if any(gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED for gap in sample.gaps):
             self._vram.clear()
             self._presence.silence("gpu")
-        self._presence.observe(sample.at, spoke)
+        self._presence.observe(at, spoke)
 
     def _last_good_at(self, at: float) -> float:
         return self._window.last_good_at if self._window.last_good_at is not None else at
@@ -278,6 +290,18 @@ class Detector:
             kv_usage_peak_ratio=max(usages, default=None) if alive else None,
             block_waste_ratio=block_waste_ratio(engine, len(self._window.engines)) if alive else None,
         )
+
+
+def shifted(sample: Sample, seconds: float) -> Sample:
+    """The same sample at another time; when a process started it said itself, once."""
+    return replace(
+        sample,
+        at=sample.at + seconds,
+        engines=tuple(replace(engine, at=engine.at + seconds) for engine in sample.engines),
+        gpus=tuple(replace(g, at=g.at + seconds) for g in sample.gpus),
+        allocators=tuple(replace(a, at=a.at + seconds) for a in sample.allocators),
+        log_facts=tuple(replace(f, at=f.at + seconds) for f in sample.log_facts),
+    )
 
 
 def block_waste_ratio(engine: EngineWindow, engines: int) -> float | None:

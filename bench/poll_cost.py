@@ -1,0 +1,182 @@
+"""What one poll costs: fetch, parse and detect, alone and together, in CPU time of this process."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from figure import Figure
+from neighbour import neighbour
+from prometheus_client.parser import text_string_to_metric_families
+from recorded_pages import Recorded, successive
+
+from fragscope.detect.detector import Detector
+from fragscope.model import Gap, GpuReading, Part, Reason, Sample
+from fragscope.recording import ExpositionLine
+from fragscope.replay import Joiner
+from fragscope.serve.clock import Clock
+from fragscope.serve.feeds import Visitor
+from fragscope.sources.scrape import Body, Client, Failure, Page, Parser
+from fragscope.sources.vllm import read, wanted
+
+_TARGET = "bench"
+_INTERVAL_S = 1.0
+_MISSING = (Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT))
+
+
+class _Steps(Clock):
+    """A clock that moves by one interval a poll: the detector meets a second between pages fetched at once."""
+
+    def __init__(self, at: float) -> None:
+        super().__init__()
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
+
+
+class _Metered(Client):
+    """Counts the CPU time of its requests."""
+
+    spent_ns = 0
+
+    def get(self, path: str) -> Body | Failure:
+        began = time.process_time_ns()
+        answer = super().get(path)
+        self.spent_ns += time.process_time_ns() - began
+        return answer
+
+    def status(self, path: str) -> int:
+        began = time.process_time_ns()
+        status = super().status(path)
+        self.spent_ns += time.process_time_ns() - began
+        return status
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """CPU nanoseconds of one poll."""
+
+    fetch: int
+    parse: int
+    detect: int
+
+    @property
+    def total(self) -> int:
+        return self.fetch + self.parse + self.detect
+
+
+def poll_figures(pages: Recorded, sysfs_root: Path, what: str, aim_ms: float, warm: int, polls: int) -> list[Figure]:
+    """Polls as the daemon does; the pages come from another process."""
+    with neighbour(pages.texts, sysfs_root) as server:
+        costs = list(_polls(server.url, pages, warm + polls))[warm:]
+    shares = [
+        Figure(f"  of it {part}", median(getattr(cost, part) for cost in costs) / 1e6, "ms")
+        for part in ("fetch", "parse", "detect")
+    ]
+    size = f"{len(pages.texts[-1]) / 1000:.0f} kB"
+    total = median(cost.total for cost in costs) / 1e6
+    return [Figure(f"one poll, {what}, {size}: CPU, median of {polls}", total, "ms", most=aim_ms), *shares]
+
+
+def _polls(url: str, pages: Recorded, polls: int) -> Iterator[_Cost]:
+    clock = _Steps(pages.at)
+    client = _Metered(url)
+    visitor = Visitor(_TARGET, client, clock, None)
+    detector = Detector(_TARGET)
+    for i in range(polls):
+        clock.at = pages.at + i * _INTERVAL_S
+        gpus = _gpus(pages, i, clock.at)
+        client.spent_ns = 0
+        began = time.process_time_ns()
+        poll = visitor.poll()
+        polled = time.process_time_ns()
+        detector.observe(Sample(poll.at, _TARGET, poll.engines, gpus, log_facts=poll.facts, gaps=_MISSING))
+        detected = time.process_time_ns()
+        if poll.gap is not None:
+            raise SystemExit(f"bench: poll {i} failed: {poll.gap}")
+        yield _Cost(client.spent_ns, polled - began - client.spent_ns, detected - polled)
+    client.close()
+
+
+def _gpus(pages: Recorded, i: int, at: float) -> tuple[GpuReading, ...]:
+    devices = pages.gpus[i % len(pages.gpus)].devices
+    return tuple(GpuReading(at, d.gpu, d.total_bytes, d.used_bytes, d.peak_used_bytes) for d in devices)
+
+
+def parse_figures(pages: Recorded, parses: int) -> list[Figure]:
+    """Ours, with known line heads and without, against prometheus_client over the same pages, by turns."""
+    warm_ns, cold_ns, theirs_ns = [], [], []
+    parser = Parser(wanted)
+    texts = successive(pages.texts)
+    _parse(parser, next(texts))
+    for _ in range(parses):
+        text = next(texts)
+        marks = [time.process_time_ns()]
+        ours = _parse(parser, text)
+        marks.append(time.process_time_ns())
+        _parse(Parser(wanted), text)
+        marks.append(time.process_time_ns())
+        theirs = _theirs(text)
+        marks.append(time.process_time_ns())
+        _same_values(ours, theirs)
+        for times, began, ended in zip((warm_ns, cold_ns, theirs_ns), marks, marks[1:], strict=False):
+            times.append(ended - began)
+    warm, cold, full = median(warm_ns) / 1e6, median(cold_ns) / 1e6, median(theirs_ns) / 1e6
+    return [
+        Figure("parse and read a page whose line heads are known: CPU", warm, "ms"),
+        Figure("  the same with a new parser, as for a server's first page", cold, "ms"),
+        Figure("  prometheus_client over the same pages", full, "ms"),
+        Figure("  prometheus_client's time over ours, heads known", full / warm, "times", least=6.0),
+        Figure("  prometheus_client's time over ours, new parser", full / cold, "times"),
+    ]
+
+
+def _parse(parser: Parser, text: str) -> Page:
+    page = parser.parse(Body(text, ""))
+    if isinstance(page, Failure) or not read(page, 0.0, 200).engines:
+        raise SystemExit("bench: a recorded page could not be read")
+    return page
+
+
+_Values = list[tuple[str, tuple[tuple[str, str], ...], float]]
+
+
+def _theirs(text: str) -> _Values:
+    """The wanted samples of a page by prometheus_client alone."""
+    return [
+        (kept, tuple(sample.labels.items()), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if (kept := wanted(sample.name)) is not None
+    ]
+
+
+def _same_values(page: Page, theirs: _Values) -> None:
+    ours = [(name, tuple(row.labels.items()), row.value) for name, rows in page.families.items() for row in rows]
+    if sorted(map(repr, ours)) != sorted(map(repr, theirs)):
+        strange = set(map(repr, ours)) ^ set(map(repr, theirs))
+        raise SystemExit(f"bench: our parser and prometheus_client differ in {sorted(strange)[:4]}")
+
+
+def detect_figures(pages: Recorded, observes: int) -> list[Figure]:
+    """One engine, one GPU, a sample a second; parsing happens in between, but is not counted."""
+    detector = Detector(_TARGET)
+    spent_us = []
+    for sample in _samples(pages, observes):
+        began = time.thread_time_ns()
+        detector.observe(sample)
+        spent_us.append((time.thread_time_ns() - began) / 1e3)
+    return [
+        Figure(f"Detector.observe, 1 engine, 1 GPU: CPU, median of {observes}", median(spent_us), "us"),
+        Figure("  99th percentile", quantiles(spent_us, n=100)[-1], "us"),
+    ]
+
+
+def _samples(pages: Recorded, samples: int) -> Iterator[Sample]:
+    joiner = Joiner(_TARGET, stale_after_s=15.0)
+    for i, text in zip(range(samples), successive(pages.texts), strict=False):
+        at = pages.at + i * _INTERVAL_S
+        joiner.gpu(replace(pages.gpus[i % len(pages.gpus)], at=at))
+        yield joiner.poll(ExpositionLine(at, text=text, health=200))
