@@ -11,10 +11,9 @@ from pathlib import Path
 
 from daemon_cost import memory_figure, share_figures
 from figure import FULL, QUICK, Effort, Figure
+from fragscope import report
 from poll_cost import detect_figures, parse_figures, poll_figures
 from recorded_pages import eight_engines, recorded
-
-from fragscope import report
 
 
 def figures(effort: Effort, sysfs_root: Path) -> Iterator[Figure]:

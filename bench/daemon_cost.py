@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from figure import Figure
-from neighbour import neighbour
-from recorded_pages import Recorded, born
-
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import GpuFeed
+from neighbour import neighbour
+from recorded_pages import Recorded, born
 
 _PATIENCE_S = 30.0
 _AGE_S = 3600.0

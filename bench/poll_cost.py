@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from figure import Figure
-from neighbour import neighbour
 from prometheus_client.parser import text_string_to_metric_families
-from recorded_pages import Recorded, successive
 
+from figure import Figure
 from fragscope.detect.detector import Detector
 from fragscope.model import Gap, GpuReading, Part, Reason, Sample
 from fragscope.recording import ExpositionLine
@@ -19,6 +17,8 @@ from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import Visitor
 from fragscope.sources.scrape import Body, Client, Failure, Page, Parser
 from fragscope.sources.vllm import read, wanted
+from neighbour import neighbour
+from recorded_pages import Recorded, successive
 
 _TARGET = "bench"
 _INTERVAL_S = 1.0

@@ -16,12 +16,12 @@ def sources() -> Iterator[Path]:
     yield from sorted((REPOSITORY / "src").rglob("*.py"))
 
 
-def test_files_stay_small():
+def test_files_stay_small() -> None:
     long = {path.name: n for path in sources() if (n := len(path.read_text().splitlines())) > MAX_FILE_LINES}
     assert not {name: n for name, n in long.items() if name not in TABLES}
 
 
-def test_functions_stay_small():
+def test_functions_stay_small() -> None:
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -37,6 +37,6 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (first.end_lineno or 0) - first.lineno + 1
 
 
-def test_nothing_is_called_a_helper():
+def test_nothing_is_called_a_helper() -> None:
     for path in sources():
         assert path.stem not in {"utils", "util", "helpers", "helper", "manager", "data", "common", "misc"}

@@ -61,7 +61,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def ring_of(name: str) -> str:
-    return name.split(".")[0]
+    return name.split(".", maxsplit=1)[0]
 
 
 def ours(module: str) -> str | None:
@@ -75,7 +75,7 @@ def within(name: str, place: str) -> bool:
 
 
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
-def test_imports_only_go_down(name: str, path: Path):
+def test_imports_only_go_down(name: str, path: Path) -> None:
     ring = ring_of(name)
     for line, module in imports(path):
         own = ours(module)
@@ -86,7 +86,7 @@ def test_imports_only_go_down(name: str, path: Path):
 
 
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
-def test_the_core_does_not_touch_the_world(name: str, path: Path):
+def test_the_core_does_not_touch_the_world(name: str, path: Path) -> None:
     if ring_of(name) not in (*PURE_RINGS, "model"):
         return
     for line, module in imports(path):
@@ -96,7 +96,7 @@ def test_the_core_does_not_touch_the_world(name: str, path: Path):
 
 
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
-def test_third_parties_stay_in_their_rooms(name: str, path: Path):
+def test_third_parties_stay_in_their_rooms(name: str, path: Path) -> None:
     for line, module in imports(path):
         top = module.split(".")[0]
         if top in HOMES:
@@ -107,7 +107,7 @@ def test_third_parties_stay_in_their_rooms(name: str, path: Path):
             assert known, f"{path}:{line}: {top} has no room of its own; add it to HOMES and pyproject"
 
 
-def test_every_module_is_in_the_picture():
+def test_every_module_is_in_the_picture() -> None:
     picture = (REPOSITORY / "docs" / "architecture.md").read_text()
     for name, path in modules():
         if name.startswith("__") or path.name == "__init__.py":

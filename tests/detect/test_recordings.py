@@ -29,7 +29,8 @@ def lines(name: str, every_s: float = 0, offset_s: float = 0) -> Iterator[Line]:
 
 
 def timeline(stream: Iterator[Line]) -> tuple[Timeline, list[Verdict]]:
-    told, changes = Timeline(), []
+    told = Timeline()
+    changes: list[Verdict] = []
     for assessment in replay(stream, Replayer()):
         changes += told.observe(assessment)
     return told, changes
@@ -51,13 +52,13 @@ def complaints(name: str, told: Timeline) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EVERY_RECORDING)
-def test_a_recording_comes_out_as_labelled(name: str):
+def test_a_recording_comes_out_as_labelled(name: str) -> None:
     told, _ = timeline(lines(name))
     assert complaints(name, told) == []
 
 
 @pytest.mark.parametrize("name", EVERY_RECORDING)
-def test_slower_polling_changes_nothing(name: str):
+def test_slower_polling_changes_nothing(name: str) -> None:
     wrong = {}
     for every_s, offset_s in THINNED:
         told, _ = timeline(lines(name, every_s, offset_s))
@@ -67,25 +68,26 @@ def test_slower_polling_changes_nothing(name: str):
 
 
 @pytest.mark.parametrize("name", ["oom_crash_restart_log", "zombie_engine", "kv_exhausted"])
-def test_a_prefix_of_the_lines_tells_a_prefix_of_the_story(name: str):
+def test_a_prefix_of_the_lines_tells_a_prefix_of_the_story(name: str) -> None:
     everything = list(lines(name))
     _, whole = timeline(iter(everything))
     for cut in (len(everything) // 4, len(everything) // 2, 3 * len(everything) // 4):
-        replayer, told, part = Replayer(), Timeline(), []
+        replayer, told = Replayer(), Timeline()
+        part: list[Verdict] = []
         for line in everything[:cut]:
             for assessment in replayer.feed(line):
                 part += told.observe(assessment)
         assert part == whole[: len(part)]
 
 
-def test_a_death_is_judged_at_the_second_refused_poll():
+def test_a_death_is_judged_at_the_second_refused_poll() -> None:
     _, changes = timeline(lines("oom_crash_restart"))
-    refused = [l.at for l in lines("oom_crash_restart") if isinstance(l, ExpositionLine) and l.error is not None]
+    refused = [x.at for x in lines("oom_crash_restart") if isinstance(x, ExpositionLine) and x.error is not None]
     suspected = next(verdict.at for verdict in changes if verdict.phase is Phase.SUSPECTED)
     assert suspected == refused[1]
 
 
-def test_a_surviving_engine_that_answers_500_is_no_memory_failure():
+def test_a_surviving_engine_that_answers_500_is_no_memory_failure() -> None:
     told, _ = timeline(lines("zombie_engine"))
     ((final, _),) = told.finals()
     assert final.probabilities[Cause.MEMORY_UNDETERMINED] < 0.5
@@ -100,20 +102,20 @@ def test_a_surviving_engine_that_answers_500_is_no_memory_failure():
         ("util95-0", Cause.VRAM_EXHAUSTED),
     ],
 )
-def test_a_real_allocators_message_is_confirmed_with_its_own_arithmetic(name: str, cause: Cause):
+def test_a_real_allocators_message_is_confirmed_with_its_own_arithmetic(name: str, cause: Cause) -> None:
     told, _ = timeline(read_lines(str(H200 / f"{name}.jsonl.gz"), Tally()))
     ((final, _),) = told.finals()
     assert final.phase is Phase.CONFIRMED
     assert final.cause == cause
 
 
-def test_true_exhaustion_with_expandable_segments_is_not_called_fragmentation():
+def test_true_exhaustion_with_expandable_segments_is_not_called_fragmentation() -> None:
     told, _ = timeline(read_lines(str(H200 / "frag-expandable-0.jsonl.gz"), Tally()))
     ((final, seen),) = told.finals()
     assert final.cause == Cause.VRAM_EXHAUSTED
     assert Cause.FRAGMENTATION not in seen
 
 
-def test_a_healthy_allocator_with_a_large_gap_pages_nobody():
+def test_a_healthy_allocator_with_a_large_gap_pages_nobody() -> None:
     told, _ = timeline(read_lines(str(H200 / "nopinned-0.jsonl.gz"), Tally()))
     assert rank(told.highest) < rank(Phase.SUSPECTED)

@@ -3,6 +3,7 @@
 import pytest
 
 from fragscope.detect.parameters import Parameters
+from fragscope.detect.words import REMEDIES, SENTENCES
 from fragscope.model import MEMORY_CAUSES, Cause, Condition, Fact, Phase, Verdict
 from tests.stories import CARD, GIB, GPU, Story, crash_without_room
 
@@ -14,7 +15,7 @@ def memory_probability(verdict: Verdict) -> float:
     return sum(verdict.probabilities[cause] for cause in MEMORY_CAUSES)
 
 
-def test_a_death_with_work_in_flight_and_no_room_is_suspected():
+def test_a_death_with_work_in_flight_and_no_room_is_suspected() -> None:
     verdict = crash_without_room(Story())
     assert verdict.phase is Phase.SUSPECTED
     assert verdict.cause == Cause.MEMORY_UNDETERMINED
@@ -22,7 +23,7 @@ def test_a_death_with_work_in_flight_and_no_room_is_suspected():
     assert Condition.ENGINE_DOWN in verdict.conditions
 
 
-def test_from_outside_alone_the_word_fragmentation_never_leads():
+def test_from_outside_alone_the_word_fragmentation_never_leads() -> None:
     verdict = crash_without_room(Story())
     assert verdict.cause != Cause.FRAGMENTATION
     assert verdict.probabilities[Cause.FRAGMENTATION] == 0
@@ -30,7 +31,7 @@ def test_from_outside_alone_the_word_fragmentation_never_leads():
     assert verdict.fragmentation_suspected, "yet it may be: the gauge for 'may be' is up"
 
 
-def test_the_same_death_with_ample_room_is_not_memory():
+def test_the_same_death_with_ample_room_is_not_memory() -> None:
     story = Story()
     story.serve(ticks=20)
     verdict = story.refuse(ticks=2)
@@ -38,7 +39,7 @@ def test_the_same_death_with_ample_room_is_not_memory():
     assert verdict.cause == Cause.UNEXPLAINED
 
 
-def test_a_drained_engine_without_room_was_stopped_on_purpose():
+def test_a_drained_engine_without_room_was_stopped_on_purpose() -> None:
     story = Story()
     story.serve(used=CARD - GIB // 2, running=12, ticks=12)
     story.serve(running=0, ok=0, tokens=0, ticks=5)
@@ -47,7 +48,7 @@ def test_a_drained_engine_without_room_was_stopped_on_purpose():
     assert verdict.cause not in MEMORY_CAUSES
 
 
-def test_a_full_pool_with_preemptions_is_load_and_no_alarm():
+def test_a_full_pool_with_preemptions_is_load_and_no_alarm() -> None:
     story = Story()
     for _ in range(30):
         story.serve(usage=0.97, waiting=10, preempted=3)
@@ -56,7 +57,7 @@ def test_a_full_pool_with_preemptions_is_load_and_no_alarm():
     assert story.verdict.cause == Condition.KV_EXHAUSTED
 
 
-def test_a_queue_limit_at_an_empty_cache_is_no_alarm():
+def test_a_queue_limit_at_an_empty_cache_is_no_alarm() -> None:
     story = Story()
     verdict = story.serve(usage=0.006, running=4, waiting=4, ok=2, rejected=100, ticks=20)
     assert verdict.phase is Phase.CLEAR
@@ -66,7 +67,7 @@ def test_a_queue_limit_at_an_empty_cache_is_no_alarm():
     assert story.last.measures.failures.ratio == 0, "explained refusals are no server failures"
 
 
-def test_server_errors_of_a_living_engine_are_unexplained_not_memory():
+def test_server_errors_of_a_living_engine_are_unexplained_not_memory() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.serve(usage=0.1, ok=5, server_errors=5, ticks=12)
@@ -75,7 +76,7 @@ def test_server_errors_of_a_living_engine_are_unexplained_not_memory():
     assert verdict.episodes == 1
 
 
-def test_four_failures_are_too_few_to_say_anything():
+def test_four_failures_are_too_few_to_say_anything() -> None:
     story = Story()
     story.serve(ticks=5)
     story.serve(ok=0, server_errors=4)
@@ -83,7 +84,7 @@ def test_four_failures_are_too_few_to_say_anything():
     assert verdict.episodes == 0
 
 
-def test_a_dead_engine_behind_a_living_server_is_an_engine_fault():
+def test_a_dead_engine_behind_a_living_server_is_an_engine_fault() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.serve(healthy=False, ok=0, tokens=0, server_errors=500, ticks=4)
@@ -93,7 +94,7 @@ def test_a_dead_engine_behind_a_living_server_is_an_engine_fault():
     assert story.last.measures.failures is None, "what a dead engine's front end answers is not counted"
 
 
-def test_a_time_out_is_no_death():
+def test_a_time_out_is_no_death() -> None:
     story = Story()
     story.serve(used=CARD - GIB // 2, running=12, ticks=10)
     verdict = story.time_out(ticks=2)
@@ -101,7 +102,7 @@ def test_a_time_out_is_no_death():
     assert Condition.ENGINE_DOWN not in verdict.conditions
 
 
-def test_one_refused_poll_is_no_death():
+def test_one_refused_poll_is_no_death() -> None:
     story = Story()
     story.serve(used=CARD - GIB // 2, running=12, ticks=10)
     story.refuse()
@@ -109,20 +110,20 @@ def test_one_refused_poll_is_no_death():
     assert verdict.episodes == 0
 
 
-def test_missing_gpus_are_unknown_and_never_clear():
+def test_missing_gpus_are_unknown_and_never_clear() -> None:
     story = Story(with_gpu=False)
     verdict = story.serve(ticks=5)
     assert verdict.phase is Phase.UNKNOWN
     assert "gpu" in verdict.missing
 
 
-def test_two_polls_with_enough_evidence_make_it_clear():
+def test_two_polls_with_enough_evidence_make_it_clear() -> None:
     story = Story()
     assert story.serve().phase is Phase.UNKNOWN
     assert story.serve().phase is Phase.CLEAR
 
 
-def test_an_engine_that_never_answered_is_starting_not_down():
+def test_an_engine_that_never_answered_is_starting_not_down() -> None:
     story = Story()
     verdict = story.refuse(ticks=10)
     assert verdict.conditions == (Condition.STARTING,)
@@ -130,14 +131,14 @@ def test_an_engine_that_never_answered_is_starting_not_down():
     assert verdict.phase is Phase.UNKNOWN
 
 
-def test_evidence_that_goes_missing_makes_the_phase_unknown_again():
+def test_evidence_that_goes_missing_makes_the_phase_unknown_again() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.time_out(ticks=5)
     assert verdict.phase is Phase.UNKNOWN
 
 
-def test_the_allocators_words_confirm_at_once():
+def test_the_allocators_words_confirm_at_once() -> None:
     story = Story(with_log=True)
     story.serve(ticks=5)
     story.say(Fact.OOM, **OOM_FRAGMENTED)
@@ -147,7 +148,7 @@ def test_the_allocators_words_confirm_at_once():
     assert verdict.probabilities[Cause.FRAGMENTATION] > 0.9
 
 
-def test_the_allocators_arithmetic_can_say_that_it_was_not_fragmentation():
+def test_the_allocators_arithmetic_can_say_that_it_was_not_fragmentation() -> None:
     story = Story(with_log=True)
     story.serve(ticks=5)
     story.say(Fact.OOM, **OOM_EXHAUSTED)
@@ -157,7 +158,7 @@ def test_the_allocators_arithmetic_can_say_that_it_was_not_fragmentation():
     assert not verdict.fragmentation_suspected
 
 
-def test_a_message_without_numbers_names_no_cause_it_cannot_know():
+def test_a_message_without_numbers_names_no_cause_it_cannot_know() -> None:
     story = Story(with_log=True)
     story.serve(ticks=5)
     story.say(Fact.OOM)
@@ -166,7 +167,7 @@ def test_a_message_without_numbers_names_no_cause_it_cannot_know():
     assert verdict.cause == Cause.MEMORY_UNDETERMINED
 
 
-def test_a_shutdown_in_the_log_explains_the_death_that_follows():
+def test_a_shutdown_in_the_log_explains_the_death_that_follows() -> None:
     story = Story(with_log=True)
     story.serve(used=CARD - GIB // 2, running=12, ticks=12)
     story.say(Fact.SHUTDOWN)
@@ -176,7 +177,7 @@ def test_a_shutdown_in_the_log_explains_the_death_that_follows():
     assert verdict.phase is Phase.CLEAR
 
 
-def test_what_came_first_explains_the_rest():
+def test_what_came_first_explains_the_rest() -> None:
     story = Story(with_log=True)
     story.serve(ticks=5)
     story.say(Fact.OOM, **OOM_FRAGMENTED)
@@ -187,13 +188,13 @@ def test_what_came_first_explains_the_rest():
     assert verdict.cause == Cause.FRAGMENTATION
 
 
-def test_a_log_that_is_there_and_silent_speaks_against_memory():
+def test_a_log_that_is_there_and_silent_speaks_against_memory() -> None:
     verdict = crash_without_room(Story(with_log=True))
     assert verdict.phase is Phase.CLEAR
     assert memory_probability(verdict) < 0.5
 
 
-def test_a_log_line_that_comes_late_corrects_the_verdict():
+def test_a_log_line_that_comes_late_corrects_the_verdict() -> None:
     story = Story(with_log=True)
     assert crash_without_room(story).phase is Phase.CLEAR
     story.say(Fact.OOM, **OOM_FRAGMENTED)
@@ -202,7 +203,7 @@ def test_a_log_line_that_comes_late_corrects_the_verdict():
     assert verdict.episodes == 1, "the message and the death are one episode"
 
 
-def test_a_planned_stop_marker_makes_the_death_a_shutdown():
+def test_a_planned_stop_marker_makes_the_death_a_shutdown() -> None:
     story = Story()
     story.serve(used=CARD - GIB // 2, running=12, ticks=12)
     story.say(Fact.PLANNED_STOP)
@@ -211,7 +212,7 @@ def test_a_planned_stop_marker_makes_the_death_a_shutdown():
     assert verdict.phase is Phase.CLEAR
 
 
-def test_an_old_marker_says_nothing():
+def test_an_old_marker_says_nothing() -> None:
     story = Story()
     story.say(Fact.PLANNED_STOP)
     verdict = crash_without_room(story)
@@ -223,7 +224,7 @@ def test_an_old_marker_says_nothing():
     assert crash_without_room(late).phase is Phase.SUSPECTED
 
 
-def test_the_same_process_answering_again_takes_the_death_back():
+def test_the_same_process_answering_again_takes_the_death_back() -> None:
     story = Story()
     assert crash_without_room(story).phase is Phase.SUSPECTED
     verdict = story.serve(used=CARD - GIB // 2)
@@ -231,7 +232,7 @@ def test_the_same_process_answering_again_takes_the_death_back():
     assert verdict.cause == Cause.UNEXPLAINED
 
 
-def test_a_restart_that_fell_between_two_polls_is_judged_when_it_is_seen():
+def test_a_restart_that_fell_between_two_polls_is_judged_when_it_is_seen() -> None:
     story = Story()
     crash = Story()
     assert crash_without_room(crash).phase is Phase.SUSPECTED
@@ -244,7 +245,7 @@ def test_a_restart_that_fell_between_two_polls_is_judged_when_it_is_seen():
     assert verdict.phase is Phase.SUSPECTED
 
 
-def test_a_restart_without_a_start_time_is_seen_by_counters_that_fall():
+def test_a_restart_without_a_start_time_is_seen_by_counters_that_fall() -> None:
     story = Story()
     story.started_at = None
     story.serve(ticks=10)
@@ -256,7 +257,7 @@ def test_a_restart_without_a_start_time_is_seen_by_counters_that_fall():
     assert sum(story.last.measures.restarts.values()) == 1
 
 
-def test_suspicion_lasts_until_the_hold_is_over_and_headroom_is_back():
+def test_suspicion_lasts_until_the_hold_is_over_and_headroom_is_back() -> None:
     story = Story()
     crash_without_room(story)
     story.refuse(ticks=6)
@@ -268,7 +269,7 @@ def test_suspicion_lasts_until_the_hold_is_over_and_headroom_is_back():
     assert verdict.probabilities[Cause.NONE] == 1
 
 
-def test_suspicion_does_not_end_while_headroom_is_short():
+def test_suspicion_does_not_end_while_headroom_is_short() -> None:
     story = Story()
     crash_without_room(story)
     story.restart()
@@ -276,7 +277,7 @@ def test_suspicion_does_not_end_while_headroom_is_short():
     assert verdict.phase is Phase.SUSPECTED
 
 
-def test_a_gone_engine_keeps_its_verdict_for_an_hour_and_no_longer():
+def test_a_gone_engine_keeps_its_verdict_for_an_hour_and_no_longer() -> None:
     story = Story()
     crash_without_room(story)
     verdict = story.refuse(ticks=int(3500 / 5))
@@ -287,7 +288,7 @@ def test_a_gone_engine_keeps_its_verdict_for_an_hour_and_no_longer():
     assert verdict.phase is Phase.UNKNOWN
 
 
-def test_a_rollout_an_hour_after_a_real_failure_is_not_another_one():
+def test_a_rollout_an_hour_after_a_real_failure_is_not_another_one() -> None:
     story = Story(with_log=True)
     story.serve(ticks=5)
     story.say(Fact.OOM, **OOM_FRAGMENTED)
@@ -301,7 +302,7 @@ def test_a_rollout_an_hour_after_a_real_failure_is_not_another_one():
     assert verdict.phase is Phase.CLEAR
 
 
-def test_probabilities_always_sum_to_one():
+def test_probabilities_always_sum_to_one() -> None:
     story = Story()
     verdicts = [story.serve(ticks=3), crash_without_room(story)]
     story.restart()
@@ -311,7 +312,7 @@ def test_probabilities_always_sum_to_one():
         assert sum(verdict.probabilities.values()) == pytest.approx(1)
 
 
-def test_memory_failures_are_counted_when_the_episode_closes():
+def test_memory_failures_are_counted_when_the_episode_closes() -> None:
     story = Story()
     crash_without_room(story)
     assert story.last is not None
@@ -323,7 +324,7 @@ def test_memory_failures_are_counted_when_the_episode_closes():
     assert story.last.measures.restarts["unplanned"] == 1
 
 
-def test_growth_towards_exhaustion_is_watched_and_pages_nobody():
+def test_growth_towards_exhaustion_is_watched_and_pages_nobody() -> None:
     story = Story(interval_s=15)
     for minute in range(45):
         story.serve(used=int(0.905 * CARD) + minute * 100 * 2**20, ticks=4)
@@ -337,14 +338,14 @@ def test_growth_towards_exhaustion_is_watched_and_pages_nobody():
     assert 0 < gpu.exhaustion_s < 6 * 3600
 
 
-def test_a_single_step_is_no_growth():
+def test_a_single_step_is_no_growth() -> None:
     story = Story(interval_s=15)
     story.serve(ticks=80)
     story.serve(used=story.used_bytes + 4 * GIB, ticks=80)
     assert story.verdict.phase is Phase.CLEAR
 
 
-def test_warm_up_is_no_growth():
+def test_warm_up_is_no_growth() -> None:
     story = Story(interval_s=15, born_s_ago=0)
     for minute in range(9):
         story.serve(used=int(0.905 * CARD) + minute * GIB, ticks=4)
@@ -352,7 +353,7 @@ def test_warm_up_is_no_growth():
     assert story.verdict.phase is Phase.CLEAR
 
 
-def test_a_sleeping_engine_is_neither_down_nor_out_of_memory():
+def test_a_sleeping_engine_is_neither_down_nor_out_of_memory() -> None:
     story = Story()
     story.serve(ticks=20)
     verdict = story.serve(usage=0.0, running=0, ok=0, tokens=0, sleeping=True, used=20 * GIB, ticks=20)
@@ -361,7 +362,7 @@ def test_a_sleeping_engine_is_neither_down_nor_out_of_memory():
     assert verdict.episodes == 0
 
 
-def test_a_stalled_scheduler_is_named_after_two_minutes():
+def test_a_stalled_scheduler_is_named_after_two_minutes() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.serve(usage=0.0, running=0, waiting=6, ok=0, tokens=0, ticks=20)
@@ -371,21 +372,21 @@ def test_a_stalled_scheduler_is_named_after_two_minutes():
     assert verdict.phase is Phase.CLEAR
 
 
-def test_a_first_request_after_an_idle_night_is_no_stall():
+def test_a_first_request_after_an_idle_night_is_no_stall() -> None:
     story = Story()
     story.serve(usage=0.0, running=0, ok=0, tokens=0, ticks=1000)
     verdict = story.serve(usage=0.0, running=0, waiting=1, ok=0, tokens=0)
     assert Condition.STALLED not in verdict.conditions
 
 
-def test_hang_ups_are_found_although_vllm_counts_them_as_successes():
+def test_hang_ups_are_found_although_vllm_counts_them_as_successes() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.serve(ok=5, hang_ups=5, ticks=5)
     assert Condition.CLIENT_ABORTS in verdict.conditions
 
 
-def test_client_errors_are_the_clients_fault():
+def test_client_errors_are_the_clients_fault() -> None:
     story = Story()
     story.serve(ticks=5)
     verdict = story.serve(client_errors=10, ticks=5)
@@ -393,7 +394,7 @@ def test_client_errors_are_the_clients_fault():
     assert verdict.phase is Phase.CLEAR
 
 
-def test_a_condition_lingers_a_minute_and_then_goes():
+def test_a_condition_lingers_a_minute_and_then_goes() -> None:
     story = Story()
     story.serve(ticks=5)
     story.serve(client_errors=10, ticks=5)
@@ -401,7 +402,7 @@ def test_a_condition_lingers_a_minute_and_then_goes():
     assert Condition.CLIENT_ERRORS not in story.serve(ticks=16).conditions
 
 
-def test_a_pool_that_was_full_long_ago_is_not_full_now():
+def test_a_pool_that_was_full_long_ago_is_not_full_now() -> None:
     story = Story()
     story.serve(usage=0.97, waiting=10, preempted=3, ticks=60)
     assert Condition.KV_EXHAUSTED in story.verdict.conditions
@@ -409,13 +410,13 @@ def test_a_pool_that_was_full_long_ago_is_not_full_now():
     assert Condition.KV_EXHAUSTED not in story.verdict.conditions
 
 
-def test_thresholds_can_be_set():
+def test_thresholds_can_be_set() -> None:
     careful = crash_without_room(Story(parameters=Parameters(suspected_probability=0.99)))
     assert careful.phase is Phase.CLEAR
     assert careful.cause == Cause.MEMORY_UNDETERMINED
 
 
-def test_time_that_goes_back_does_not_stop_the_detector():
+def test_time_that_goes_back_does_not_stop_the_detector() -> None:
     story = Story()
     story.serve(ticks=10)
     story.at -= 3600
@@ -424,9 +425,7 @@ def test_time_that_goes_back_does_not_stop_the_detector():
     assert verdict.episodes == 0
 
 
-def test_every_verdict_has_a_sentence_and_something_to_do():
-    from fragscope.detect.words import REMEDIES, SENTENCES
-
+def test_every_verdict_has_a_sentence_and_something_to_do() -> None:
     names = {*map(str, Cause), *map(str, Condition), "unknown", "watch"}
     assert set(map(str, SENTENCES)) == names
     assert set(map(str, REMEDIES)) == names

@@ -36,11 +36,11 @@ def advance(ledger: Ledger, **counters: float) -> Increments:
     return ledger.advance(reading(**counters), restarted=False, counting=True)
 
 
-def test_the_first_reading_only_sets_the_baseline():
+def test_the_first_reading_only_sets_the_baseline() -> None:
     assert advance(Ledger(), ok=1000, failed=50) == Increments()
 
 
-def test_rejections_that_lead_their_503_by_a_poll_invent_no_failure():
+def test_rejections_that_lead_their_503_by_a_poll_invent_no_failure() -> None:
     ledger = Ledger()
     advance(ledger)
     first = advance(ledger, rejected=10, failed=4)
@@ -49,7 +49,7 @@ def test_rejections_that_lead_their_503_by_a_poll_invent_no_failure():
     assert first.admission_rejected == 10
 
 
-def test_rejected_streams_that_answered_200_are_no_successes_and_no_hang_ups():
+def test_rejected_streams_that_answered_200_are_no_successes_and_no_hang_ups() -> None:
     ledger = Ledger()
     advance(ledger)
     seen = advance(ledger, ok=13, finished=10, first=10, rejected=7, failed=4)
@@ -58,19 +58,19 @@ def test_rejected_streams_that_answered_200_are_no_successes_and_no_hang_ups():
     assert seen.server_error == 0
 
 
-def test_errors_that_no_rejection_explains_are_failures():
+def test_errors_that_no_rejection_explains_are_failures() -> None:
     ledger = Ledger()
     advance(ledger)
     assert advance(ledger, rejected=4, failed=9).server_error == 5
 
 
-def test_streamed_errors_are_failures_too():
+def test_streamed_errors_are_failures_too() -> None:
     ledger = Ledger()
     advance(ledger)
     assert advance(ledger, ok=3, finished=3, errors=2).server_error == 2
 
 
-def test_a_restart_counts_the_new_processs_numbers_from_zero():
+def test_a_restart_counts_the_new_processs_numbers_from_zero() -> None:
     ledger = Ledger()
     advance(ledger, ok=1000, finished=1000, first=1000)
     advance(ledger, ok=1010, finished=1010, first=1010)
@@ -78,7 +78,7 @@ def test_a_restart_counts_the_new_processs_numbers_from_zero():
     assert seen.ok == 7
 
 
-def test_a_family_that_is_missing_from_one_page_makes_no_burst():
+def test_a_family_that_is_missing_from_one_page_makes_no_burst() -> None:
     ledger = Ledger()
     advance(ledger, ok=1000, finished=1000, first=1000)
     bare = (EngineReading(at=1, engine="0", model_name="m", running=0, waiting=0),)
@@ -86,49 +86,49 @@ def test_a_family_that_is_missing_from_one_page_makes_no_burst():
     assert advance(ledger, ok=1001, finished=1001, first=1001).ok == 1
 
 
-def test_hang_ups_are_the_larger_of_both_lower_bounds():
+def test_hang_ups_are_the_larger_of_both_lower_bounds() -> None:
     ledger = Ledger()
     advance(ledger)
     assert advance(ledger, ok=10, finished=6, first=8, running=0).aborted == 4
 
 
-def test_running_requests_are_no_hang_ups():
+def test_running_requests_are_no_hang_ups() -> None:
     ledger = Ledger()
     advance(ledger)
     assert advance(ledger, ok=2, finished=2, first=10, running=8).aborted == 0
 
 
-def test_wilsons_bounds_hold_the_published_example():
+def test_wilsons_bounds_hold_the_published_example() -> None:
     # Newcombe (1998), Statistics in Medicine 17: 81 of 263 gives 0.2553 to 0.3662.
     lower, upper = wilson(81, 263, 1.959964)
     assert lower == pytest.approx(0.2553, abs=5e-4)
     assert upper == pytest.approx(0.3662, abs=5e-4)
 
 
-def test_wilson_says_nothing_of_nothing():
+def test_wilson_says_nothing_of_nothing() -> None:
     assert wilson(0, 0, 1.96) == (0.0, 1.0)
 
 
-def test_failures_that_go_with_a_full_cache_have_negative_log_odds():
+def test_failures_that_go_with_a_full_cache_have_negative_log_odds() -> None:
     value, _, upper = log_odds_ratio((2, 1000), (200, 1000))
     assert value < 0
     assert upper < 0
 
 
-def test_a_decayed_sum_halves_in_its_half_life():
+def test_a_decayed_sum_halves_in_its_half_life() -> None:
     total = Decayed(300)
     total.add(1000, 8)
     assert total.value(1300) == pytest.approx(4)
     assert total.value(1600) == pytest.approx(2)
 
 
-def test_a_strict_climb_has_the_z_of_its_formula():
+def test_a_strict_climb_has_the_z_of_its_formula() -> None:
     # n = 10, S = 45: z = 44 / sqrt(10 * 9 * 25 / 18).
     assert mann_kendall_z(list(range(10)), 0) == pytest.approx(44 / (10 * 9 * 25 / 18) ** 0.5)
     assert mann_kendall_z([5] * 10, 0) == 0
 
 
-def test_one_wild_point_does_not_move_the_slope():
+def test_one_wild_point_does_not_move_the_slope() -> None:
     points = [(float(x), 2.0 * x) for x in range(20)]
     points[7] = (7.0, 1e9)
     assert theil_sen_slope(points) == pytest.approx(2.0, rel=0.01)
@@ -142,26 +142,26 @@ def climb(values: list[int]) -> Staircase:
     return stair
 
 
-def test_steps_that_stay_are_growth():
+def test_steps_that_stay_are_growth() -> None:
     stair = climb([100 * GIB + minute * 64 * MIB for minute in range(30)])
     assert stair.trend is not None
     assert stair.trend.growing
     assert stair.trend.slope_bytes_per_s == pytest.approx(64 * MIB / 60)
 
 
-def test_steps_that_stopped_have_saturated():
+def test_steps_that_stopped_have_saturated() -> None:
     stair = climb([100 * GIB + min(minute, 10) * 64 * MIB for minute in range(30)])
     assert stair.trend is not None
     assert not stair.trend.growing
 
 
-def test_memory_that_comes_back_is_a_cache():
+def test_memory_that_comes_back_is_a_cache() -> None:
     stair = climb([100 * GIB + (minute % 8) * 64 * MIB for minute in range(30)])
     assert stair.trend is not None
     assert not stair.trend.growing
 
 
-def test_noise_is_no_growth():
+def test_noise_is_no_growth() -> None:
     noise = random.Random(7)
     for _ in range(200):
         stair = climb([100 * GIB + int(noise.gauss(0, 200 * MIB)) for _ in range(30)])
@@ -169,7 +169,7 @@ def test_noise_is_no_growth():
         assert not stair.trend.growing
 
 
-def test_a_short_ring_says_nothing():
+def test_a_short_ring_says_nothing() -> None:
     assert climb([100 * GIB + minute * 64 * MIB for minute in range(8)]).trend is None
 
 
@@ -177,7 +177,7 @@ def gpu(at: float, used: int, peak: int | None = None, name: str = GPU) -> GpuRe
     return GpuReading(at, name, CARD, used, peak)
 
 
-def test_headroom_counts_the_peak_and_not_the_last_value():
+def test_headroom_counts_the_peak_and_not_the_last_value() -> None:
     vram = Vram(Parameters())
     vram.observe(0, (gpu(0, 170 * GIB, 191 * GIB),), serving=False, warm=False)
     room = vram.headroom_now()
@@ -185,7 +185,7 @@ def test_headroom_counts_the_peak_and_not_the_last_value():
     assert room.free_bytes == GIB
 
 
-def test_the_need_is_the_largest_transient_seen_while_serving():
+def test_the_need_is_the_largest_transient_seen_while_serving() -> None:
     vram = Vram(Parameters())
     vram.observe(0, (gpu(0, 170 * GIB),), serving=False, warm=False)
     vram.observe(5, (gpu(5, 175 * GIB),), serving=False, warm=False)
@@ -194,7 +194,7 @@ def test_the_need_is_the_largest_transient_seen_while_serving():
     assert vram.need_bytes(gpu(10, 0)) == 3 * GIB
 
 
-def test_what_the_death_itself_freed_is_no_headroom():
+def test_what_the_death_itself_freed_is_no_headroom() -> None:
     vram = Vram(Parameters())
     vram.observe(0, (gpu(0, 190 * GIB),), serving=True, warm=False)
     vram.observe(5, (gpu(5, GIB // 4),), serving=True, warm=False)
@@ -203,7 +203,7 @@ def test_what_the_death_itself_freed_is_no_headroom():
     assert room.free_bytes == 2 * GIB
 
 
-def test_a_peak_between_the_last_poll_and_the_death_still_counts():
+def test_a_peak_between_the_last_poll_and_the_death_still_counts() -> None:
     vram = Vram(Parameters())
     vram.observe(0, (gpu(0, 180 * GIB),), serving=True, warm=False)
     vram.observe(15, (gpu(15, GIB // 4, 192 * GIB - MIB),), serving=True, warm=False)
@@ -212,7 +212,7 @@ def test_a_peak_between_the_last_poll_and_the_death_still_counts():
     assert room.free_bytes == MIB
 
 
-def test_the_worst_gpu_of_a_group_speaks():
+def test_the_worst_gpu_of_a_group_speaks() -> None:
     vram = Vram(Parameters())
     group = (gpu(0, 150 * GIB), gpu(0, 191 * GIB, name="0000:c6:00.0"), gpu(0, 150 * GIB, name="0000:c7:00.0"))
     vram.observe(0, group, serving=False, warm=False)
@@ -221,14 +221,14 @@ def test_the_worst_gpu_of_a_group_speaks():
     assert room.gpu == "0000:c6:00.0"
 
 
-def test_a_gpu_that_vanishes_is_forgotten():
+def test_a_gpu_that_vanishes_is_forgotten() -> None:
     vram = Vram(Parameters())
     vram.observe(0, (gpu(0, 150 * GIB), gpu(0, 191 * GIB, name="0000:c6:00.0")), serving=False, warm=False)
     vram.observe(5, (gpu(5, 150 * GIB),), serving=False, warm=False)
     assert [seen.gpu for seen in vram.readings()] == [GPU]
 
 
-def test_outcomes_are_attributed_to_the_usage_they_happened_at():
+def test_outcomes_are_attributed_to_the_usage_they_happened_at() -> None:
     seen = Correlation(Parameters())
     seen.count(0, 0.3, Increments(ok=10))
     seen.count(1, 0.9, Increments(ok=20, server_error=1))
@@ -242,14 +242,14 @@ def test_outcomes_are_attributed_to_the_usage_they_happened_at():
     assert odds.value < 0
 
 
-def test_without_a_usage_nothing_is_attributed_to_a_band():
+def test_without_a_usage_nothing_is_attributed_to_a_band() -> None:
     seen = Correlation(Parameters())
     seen.count(0, None, Increments(ok=10))
     assert sum(seen.outcomes().values()) == 0
     assert seen.failures(0) is not None
 
 
-def test_a_storm_does_not_become_its_own_background():
+def test_a_storm_does_not_become_its_own_background() -> None:
     seen = Correlation(Parameters())
     at = 0.0
     for _ in range(2000):
@@ -261,7 +261,7 @@ def test_a_storm_does_not_become_its_own_background():
     assert seen.failing(at)
 
 
-def test_a_servers_steady_background_is_not_failing():
+def test_a_servers_steady_background_is_not_failing() -> None:
     seen = Correlation(Parameters())
     at = 0.0
     for i in range(4000):

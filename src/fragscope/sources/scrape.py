@@ -145,22 +145,24 @@ class Client:
 
     def _try(self, path: str, watch: "_Watch") -> Body | Failure:
         try:
-            return self._read(path)
+            answer = self._read(path)
         except _NoTokenError as error:
             return Failure(Reason.DENIED, str(error))
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-            if watch.fired:
-                return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
-            return failure_of(error)
+            answer = failure_of(error)
+        if watch.fired:
+            # A connection that was cut in the middle of its head looks like a complete, empty answer.
+            return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
+        return answer
 
     def status(self, path: str) -> int:
         """The HTTP status of `path`, or 0 where nothing answers in time."""
-        with _Watch(self._adapter, self._access.total_timeout_s):
+        with _Watch(self._adapter, self._access.total_timeout_s) as watch:
             try:
                 with self._request(path) as response:
                     # Drains a small body, so that the connection can be kept.
                     response.raw.read(_CHUNK_BYTES)
-                    return response.status_code
+                    return 0 if watch.fired else response.status_code
             except (requests.RequestException, HTTPError, OSError, ValueError, _NoTokenError):
                 return 0
 

@@ -1,0 +1,151 @@
+"""VRAM from a tree of files like /sys, and whose GPUs they are."""
+
+from pathlib import Path
+
+import pytest
+
+from fragscope.model import Gap, Reason
+from fragscope.sources.gpu.assignment import assign, normal
+from fragscope.sources.gpu.sysfs import Card, enumerate_cards, read_gtt_used_bytes, read_used_bytes
+
+TOTAL = 206141652992
+USED = 297771008
+
+
+def add_card(root: Path, number: int, gpu: str, **files: str) -> Path:
+    """A card as the kernel shows it; a file of None is left out."""
+    device = root / "devices" / "pci" / gpu
+    (device / "drm" / f"renderD{127 + number}").mkdir(parents=True)
+    shown = {
+        "vendor": "0x1002",
+        "device": "0x74a1",
+        "unique_id": f"{number:016x}",
+        "mem_info_vram_total": str(TOTAL),
+        "mem_info_vram_used": str(USED),
+        "mem_info_gtt_used": "14229504",
+        **files,
+    }
+    for name, text in shown.items():
+        (device / name).write_text(text + "\n")
+    card = root / "class" / "drm" / f"card{number}"
+    card.mkdir(parents=True)
+    (card / "device").symlink_to(device)
+    return device
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    add_card(tmp_path, 1, "0000:c1:00.0")
+    (tmp_path / "class" / "drm" / "card1-DP-1").mkdir()
+    (tmp_path / "class" / "drm" / "renderD128").mkdir()
+    return tmp_path
+
+
+def only(root: Path) -> Card:
+    (card,) = enumerate_cards(root).cards
+    return card
+
+
+def test_a_card_is_known_by_its_pci_address(root: Path) -> None:
+    card = only(root)
+    assert (card.gpu, card.card, card.render) == ("0000:c1:00.0", "card1", "renderD128")
+    assert card.unique_id == f"{1:016x}"
+    assert card.total_bytes == TOTAL
+    assert read_used_bytes(card) == USED
+    assert read_gtt_used_bytes(card) == 14229504
+
+
+def test_other_vendors_and_partitions_are_not_ours(root: Path) -> None:
+    add_card(root, 0, "0000:03:00.0", vendor="0x1a03")
+    partition = add_card(root, 2, "amdgpu_xcp_1")
+    (partition / "mem_info_vram_total").unlink()
+    assert [card.gpu for card in enumerate_cards(root).cards] == ["0000:c1:00.0"]
+    assert enumerate_cards(root).gaps == ()
+
+
+def test_zero_bytes_in_use_is_blindness(root: Path) -> None:
+    (only(root).device / "mem_info_vram_used").write_text("0\n")
+    gap = read_used_bytes(only(root))
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.BLIND
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "-1", "1e9", "12 MB", "\x00"])
+def test_what_is_no_number_is_malformed(root: Path, text: str) -> None:
+    (only(root).device / "mem_info_vram_used").write_text(text)
+    gap = read_used_bytes(only(root))
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.MALFORMED
+
+
+def test_more_in_use_than_there_is_is_malformed(root: Path) -> None:
+    (only(root).device / "mem_info_vram_used").write_text(str(2 * TOTAL))
+    gap = read_used_bytes(only(root))
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.MALFORMED
+
+
+def test_a_card_that_vanished_is_absent(root: Path) -> None:
+    card = only(root)
+    (card.device / "mem_info_vram_used").unlink()
+    gap = read_used_bytes(card)
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.ABSENT
+
+
+def test_an_apu_is_not_read(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0", device="0x74a0")
+    found = enumerate_cards(root)
+    assert [card.gpu for card in found.cards] == ["0000:c1:00.0"]
+    assert [gap.reason for gap in found.gaps] == [Reason.UNSUPPORTED]
+
+
+def test_a_machine_without_gpus_is_absent(tmp_path: Path) -> None:
+    assert [gap.reason for gap in enumerate_cards(tmp_path).gaps] == [Reason.ABSENT]
+
+
+def test_the_only_card_belongs_to_the_engine(root: Path) -> None:
+    assigned = assign(enumerate_cards(root).cards, (), None)
+    assert assigned.rule == "only_card"
+    assert len(assigned.cards) == 1
+
+
+def test_one_of_two_cards_is_nobodys(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0")
+    assigned = assign(enumerate_cards(root).cards, (), None)
+    assert assigned.cards == ()
+    assert assigned.gap is not None
+    assert assigned.gap.reason is Reason.UNASSIGNED
+    assert "0000:c6:00.0" in assigned.gap.detail
+
+
+def test_a_card_beside_one_that_cannot_be_read_is_not_the_only_one(root: Path) -> None:
+    assigned = assign(enumerate_cards(root).cards, (), None, unreadable=1)
+    assert assigned.gap is not None
+    assert assigned.gap.reason is Reason.UNASSIGNED
+
+
+@pytest.mark.parametrize("name", ["0000:c6:00.0", "C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"])
+def test_cards_are_configured_by_address_or_unique_id(root: Path, name: str) -> None:
+    add_card(root, 2, "0000:c6:00.0")
+    assigned = assign(enumerate_cards(root).cards, (name,), None)
+    assert [card.gpu for card in assigned.cards] == ["0000:c6:00.0"]
+    assert assigned.rule == "configured"
+
+
+def test_a_configured_card_that_is_not_there_is_missing_evidence(root: Path) -> None:
+    assigned = assign(enumerate_cards(root).cards, ("0000:c1:00.0", "0000:ff:00.0"), None)
+    assert assigned.cards == ()
+    assert assigned.gap is not None
+    assert "0000:ff:00.0" in assigned.gap.detail
+
+
+def test_fewer_gpus_than_the_engine_spans_exonerate_nobody(root: Path) -> None:
+    assigned = assign(enumerate_cards(root).cards, (), 8)
+    assert assigned.cards == ()
+    assert assigned.gap is not None
+    assert "1 of the engine's 8 GPUs" in assigned.gap.detail
+
+
+def test_names_are_compared_in_one_form() -> None:
+    assert normal("C6:00.0") == normal("0000:c6:00.0")
