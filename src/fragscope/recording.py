@@ -201,12 +201,12 @@ def encode_line(line: ExpositionLine | GpuLine | AllocatorLine | LogLine) -> byt
 
 
 def _pruned(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: _prune(item) for name, item in value.items() if item is not None and item != []}
+    return {name: _prune(item) for name, item in value.items() if item is not None and item not in ([], ())}
 
 
 def _prune(value: Any) -> Any:
     if isinstance(value, dict):
         return _pruned(value)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_prune(item) for item in value]
     return value

@@ -27,7 +27,8 @@ def test_the_hip_message_gives_its_figures_in_bytes() -> None:
 
 def test_the_cuda_message_with_its_clauses_is_read_too() -> None:
     message = (
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 1 has a total capacty of 79.15 GiB of which 0 bytes is free. "
+        "CUDA out of memory. Tried to allocate 20.00 MiB. "
+        "GPU 1 has a total capacty of 79.15 GiB of which 0 bytes is free. "
         "Including non-PyTorch memory, this process has 79.10 GiB memory in use. 40.00 GiB allowed; "
         "Of the allocated memory 70.00 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools "
         "(e.g., CUDA Graphs), and 512.00 KiB is reserved by PyTorch but unallocated."

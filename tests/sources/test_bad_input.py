@@ -254,7 +254,7 @@ def test_one_poll_is_one_get_of_each_path() -> None:
     asked: list[str] = []
 
     class Pages(dict[str, bytes]):
-        def get(self, key: str, _default: object = None) -> bytes:  # type: ignore[override]
+        def get(self, key: str, _default: object = None) -> bytes:
             asked.append(key)
             return page({"/metrics": GOOD.encode(), "/version": b'{"version":"0.32.0"}'}.get(key, b""))
 

@@ -56,7 +56,7 @@ def test_a_real_page_is_read_in_full() -> None:
     assert found.model_name == "tiny"
     assert found.engine == "0"
     assert found.running == 4
-    assert found.waiting == 4
+    assert found.waiting == 2
     assert found.cache_config is not None
     assert found.cache_config.block_size == 32
     assert found.cache_config.num_gpu_blocks == 4000
