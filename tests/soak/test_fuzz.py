@@ -12,7 +12,23 @@ from fragscope.sources.scrape import Body, Page, Parser
 from fragscope.sources.vllm import read, wanted
 from tests.paths import VLLM_032
 
-INTERESTING = [b"{", b"}", b'"', b"\\", b",", b"=", b"\n", b"NaN", b"+Inf", b"-1", b"1e400", b"\x00", b"\xff", b"#", b" "]
+INTERESTING = [
+    b"{",
+    b"}",
+    b'"',
+    b"\\",
+    b",",
+    b"=",
+    b"\n",
+    b"NaN",
+    b"+Inf",
+    b"-1",
+    b"1e400",
+    b"\x00",
+    b"\xff",
+    b"#",
+    b" ",
+]
 
 
 def seeds() -> list[bytes]:

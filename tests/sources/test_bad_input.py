@@ -73,6 +73,8 @@ def gap_of(answer: bytes) -> Gap:
         "complete nonsense, with commas",
         "\x00\x01\x02",
         'vllm:num_preemptions_total{engine="0"} many',
+        'vllm:num_requests_running{engine="0",  ="1"} 2',
+        "vllm:num_requests_running{ } 2 {",
     ],
 )
 def test_one_malformed_line_spoils_nothing_else(line: str) -> None:

@@ -25,6 +25,8 @@ from fragscope.model import Reason
 MAX_BODY_BYTES = 32 * 2**20
 _CHUNK_BYTES = 64 * 2**10
 _QUOTED_CHARS = 60
+_PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What prometheus_client's parsers raise on bad text: not only ValueError, as fuzzing showed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,10 @@ class Parser:
 
     def _learn(self, line: str) -> tuple[_Known, float]:
         """Reads a new line with the real parser; raises ValueError where it is none."""
-        samples = [sample for family in parse_text(line + "\n") for sample in family.samples]
+        try:
+            samples = [sample for family in parse_text(line + "\n") for sample in family.samples]
+        except _PARSER_ERRORS as error:
+            raise ValueError(f"not a sample: {line!r}") from error
         if len(samples) != 1:
             raise ValueError(f"not one sample: {line!r}")
         sample = samples[0]
@@ -345,7 +350,7 @@ class Parser:
                     kept = self._wanted(sample.name)
                     if kept is not None:
                         families.setdefault(kept, []).append(Row(sample.labels, float(sample.value)))
-        except ValueError as error:
+        except _PARSER_ERRORS as error:
             return Failure(Reason.MALFORMED, f"not OpenMetrics: {_short(str(error))}")
         return Page({name: tuple(rows) for name, rows in families.items()}, (), first_name)
 
