@@ -23,8 +23,7 @@ def figures(effort: Effort, sysfs_root: Path) -> Iterator[Figure]:
     yield from poll_figures(pages, sysfs_root, "1 engine", 2.5, warm, effort.polls)
     yield from parse_figures(pages, effort.parses)
     many = eight_engines(pages)
-    what = "8 engines (the page of one, its per-engine samples eight times)"
-    yield from poll_figures(many, sysfs_root, what, 10.0, warm, effort.wide_polls)
+    yield from poll_figures(many, sysfs_root, "8 engines", 10.0, warm, effort.wide_polls)
     yield from detect_figures(pages, effort.observes)
     yield memory_figure(pages, sysfs_root, effort.samples)
     yield from share_figures(pages, sysfs_root, effort.share_s, effort.feed_s)

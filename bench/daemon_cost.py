@@ -89,7 +89,7 @@ def memory_figure(pages: Recorded, sysfs_root: Path, samples: int) -> Figure:
         _wait(lambda: server.pages_served() >= samples, "too few polls", _PATIENCE_S + samples)
         daemon.scrape()
         resident = daemon.resident_mib()
-    what = f"fragscope serve: resident memory after {samples} samples (--interval 0.1 for 1 s, to save time)"
+    what = f"serve: resident memory, {samples} samples"
     return Figure(what, resident, "MiB", most=64.0)
 
 
@@ -105,8 +105,8 @@ def share_figures(pages: Recorded, sysfs_root: Path, share_s: float, feed_s: flo
             share = (daemon.cpu_s() - began_s) / (time.monotonic() - began_at)
         feed = _feed_share(sysfs_root, feed_s)
     return [
-        Figure(f"fragscope serve, 1 target at 1 s, 1 GPU at 20 Hz: of one core, {share_s:g} s", 100 * share, "%", 1.0),
-        Figure(f"  the GPU feed alone: of one core, {feed_s:g} s", 100 * feed, "%", most=0.3),
+        Figure(f"serve: share of a core, over {share_s:g} s", 100 * share, "%", 1.0),
+        Figure(f"  the GPU feed alone, over {feed_s:g} s", 100 * feed, "%", most=0.3),
     ]
 
 

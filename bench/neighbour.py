@@ -1,5 +1,6 @@
 """The neighbours that fragscope watches, in a process of their own, so that their CPU time is not counted."""
 
+import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ def neighbour(texts: tuple[str, ...], sysfs_root: Path) -> Iterator[Neighbour]:
 
 
 def _live(texts: tuple[str, ...], sysfs_root: Path, pipe: Any, served: Any) -> None:
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     pages = successive(texts)
 
     def page() -> str:

@@ -77,7 +77,7 @@ def poll_figures(pages: Recorded, sysfs_root: Path, what: str, aim_ms: float, wa
     ]
     size = f"{len(pages.texts[-1]) / 1000:.0f} kB"
     total = median(cost.total for cost in costs) / 1e6
-    return [Figure(f"one poll, {what}, {size}: CPU, median of {polls}", total, "ms", most=aim_ms), *shares]
+    return [Figure(f"one poll, {what}, {size}", total, "ms", most=aim_ms), *shares]
 
 
 def _polls(url: str, pages: Recorded, polls: int) -> Iterator[_Cost]:
@@ -107,7 +107,9 @@ def _gpus(pages: Recorded, i: int, at: float) -> tuple[GpuReading, ...]:
 
 def parse_figures(pages: Recorded, parses: int) -> list[Figure]:
     """Ours, with known line heads and without, against prometheus_client over the same pages, by turns."""
-    warm_ns, cold_ns, theirs_ns = [], [], []
+    warm_ns: list[int] = []
+    cold_ns: list[int] = []
+    theirs_ns: list[int] = []
     parser = Parser(wanted)
     texts = successive(pages.texts)
     _parse(parser, next(texts))
@@ -125,11 +127,11 @@ def parse_figures(pages: Recorded, parses: int) -> list[Figure]:
             times.append(ended - began)
     warm, cold, full = median(warm_ns) / 1e6, median(cold_ns) / 1e6, median(theirs_ns) / 1e6
     return [
-        Figure("parse and read a page whose line heads are known: CPU", warm, "ms"),
-        Figure("  the same with a new parser, as for a server's first page", cold, "ms"),
-        Figure("  prometheus_client over the same pages", full, "ms"),
-        Figure("  prometheus_client's time over ours, heads known", full / warm, "times", least=6.0),
-        Figure("  prometheus_client's time over ours, new parser", full / cold, "times"),
+        Figure("parsing a page, line heads known", warm, "ms"),
+        Figure("  with a new parser", cold, "ms"),
+        Figure("  by prometheus_client", full, "ms"),
+        Figure("  prometheus_client / ours, heads known", full / warm, "times", least=6.0),
+        Figure("  prometheus_client / ours, new parser", full / cold, "times"),
     ]
 
 
@@ -169,7 +171,7 @@ def detect_figures(pages: Recorded, observes: int) -> list[Figure]:
         detector.observe(sample)
         spent_us.append((time.thread_time_ns() - began) / 1e3)
     return [
-        Figure(f"Detector.observe, 1 engine, 1 GPU: CPU, median of {observes}", median(spent_us), "us"),
+        Figure("Detector.observe, median", median(spent_us), "us"),
         Figure("  99th percentile", quantiles(spent_us, n=100)[-1], "us"),
     ]
 

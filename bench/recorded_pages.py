@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
 
-from prometheus_client.utils import floatToGoString
-
 from fragscope.recording import ExpositionLine, GpuLine, Tally, read_lines
 
 _RECORDING = Path(__file__).parents[1] / "tests" / "data" / "vllm-0.32" / "healthy.jsonl.gz"
@@ -42,7 +40,7 @@ def eight_engines(pages: Recorded) -> Recorded:
 
 def born(pages: Recorded, at: float) -> Recorded:
     """The same with another start of the server, so that its age fits the clock of whoever polls it."""
-    line = f"process_start_time_seconds {floatToGoString(at)}"
+    line = f"process_start_time_seconds {at}"
     return replace(pages, texts=tuple(_STARTED.sub(line, text) for text in pages.texts))
 
 
@@ -58,7 +56,7 @@ def successive(texts: Sequence[str]) -> Iterator[str]:
 def _lifted(line: str, rises: dict[str, float], laps: int) -> str:
     head, _, value = line.rpartition(" ")
     rise = rises.get(head)
-    return line if rise is None else f"{head} {floatToGoString(float(value) + laps * rise)}"
+    return line if rise is None else f"{head} {float(value) + laps * rise}"
 
 
 def _values(text: str) -> dict[str, float]:

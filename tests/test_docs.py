@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.write_docs import metrics_table, settings_table
 
 from fragscope.cli import parser
 from fragscope.model import Cause, Condition, Outcome, Phase, Reason
 from fragscope.serve.collector import CATALOGUE
 from tests.paths import REPOSITORY
-from tools.write_docs import metrics_table, settings_table
 
 PAGES = [*sorted((REPOSITORY / "docs").glob("*.md")), *sorted(REPOSITORY.glob("*.md"))]
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))

@@ -144,7 +144,7 @@ def test_gzip_is_known_by_its_content_and_not_by_its_name(tmp_path: Path) -> Non
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
-        buffer = io.BufferedReader(io.BytesIO(gzip.compress(b'{"kind":"log","at":1,"line":"x"}\n')))  # type: ignore[arg-type]
+        buffer = io.BufferedReader(io.BytesIO(gzip.compress(b'{"kind":"log","at":1,"line":"x"}\n')))
 
     monkeypatch.setattr("sys.stdin", Stdin())
     assert len(read_all("-")[0]) == 1
@@ -167,17 +167,7 @@ def test_no_object_raises(plain: dict[str, object]) -> None:
 
 def samples_of(lines: list[Line]) -> list[Sample]:
     seen: list[Sample] = []
-
-    class Watching(Replayer):
-        def _track(self, target: str):  # type: ignore[no-untyped-def]
-            track = super()._track(target)
-            if not hasattr(track.detector, "watched"):
-                observe = track.detector.observe
-                track.detector.observe = lambda sample: (seen.append(sample), observe(sample))[1]  # type: ignore[method-assign]
-                track.detector.watched = True  # type: ignore[attr-defined]
-            return track
-
-    list(replay(lines, Watching()))
+    list(replay(lines, Replayer(tap=seen.append)))
     return seen
 
 

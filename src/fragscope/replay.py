@@ -1,6 +1,6 @@
 """A recording through the detector: the same samples, in the same order, as the daemon would have made."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,10 +140,11 @@ class _Track:
 
 
 class Replayer:
-    """Feeds lines to one detector per target."""
+    """Feeds lines to one detector per target; `tap` sees every sample before it is judged."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: Parameters | None = None, tap: Callable[[Sample], None] | None = None) -> None:
         self._p = parameters or Parameters()
+        self._tap = tap
         self._tracks: dict[str, _Track] = {}
         self._for_all: list[Line] = []
         self.labels: list[LabelLine] = []
@@ -164,7 +165,7 @@ class Replayer:
         for track in self._tracks.values():
             sample = track.joiner.close() if track.raw is not False else None
             if sample is not None:
-                yield track.detector.observe(sample)
+                yield self._observe(track, sample)
 
     def _targets_of(self, line: Line) -> list[str]:
         if line.target is not None:
@@ -188,10 +189,10 @@ class Replayer:
     def _step(self, track: _Track, line: Line) -> Assessment | None:
         if isinstance(line, SampleLine):
             track.raw = False if track.raw is None else track.raw
-            return track.detector.observe(line.sample) if not track.raw else None
+            return self._observe(track, line.sample) if not track.raw else None
         if isinstance(line, ExpositionLine):
             track.raw = True if track.raw is None else track.raw
-            return track.detector.observe(track.joiner.poll(line)) if track.raw else None
+            return self._observe(track, track.joiner.poll(line)) if track.raw else None
         if isinstance(line, GpuLine):
             track.joiner.gpu(line)
         elif isinstance(line, AllocatorLine):
@@ -199,6 +200,11 @@ class Replayer:
         elif isinstance(line, LogLine):
             track.joiner.log(line)
         return None
+
+    def _observe(self, track: _Track, sample: Sample) -> Assessment:
+        if self._tap is not None:
+            self._tap(sample)
+        return track.detector.observe(sample)
 
 
 def replay(lines: Iterable[Line], replayer: Replayer) -> Iterator[Assessment]:

@@ -252,7 +252,7 @@ def test_the_first_verdict_comes_within_three_intervals(sysfs: Path, stop: threa
 
 def test_one_targets_trouble_does_not_stop_the_others(sysfs: Path, stop: threading.Event) -> None:
     class Broken(Detector):
-        def observe(self, _sample: Sample) -> Assessment:  # type: ignore[override]
+        def observe(self, _sample: Sample) -> Assessment:
             raise RuntimeError("a bug")
 
     clock = FakeClock()
