@@ -174,6 +174,22 @@ def test_a_feed_backs_off_only_a_minute_after_the_last_good_reading(stop: thread
     assert 25 < delays[-1] < 32
 
 
+def test_a_reader_that_raises_goes_on(stop: threading.Event) -> None:
+    class Raising(FakeVisitor):
+        def poll(self) -> EnginePoll:
+            if len(self.polls) == 1:
+                stop.set()
+            found = self.polls.pop(0)
+            if found.engines:
+                return found
+            raise RuntimeError("a bug")
+
+    clock = FakeClock()
+    feed = EngineFeed("vllm", Raising([good(1000), refused(1005), good(1010)]), 5.0, clock, stop)
+    feed.run()
+    assert [poll.at for poll in feed.take()] == [1000, 1010]
+
+
 def test_the_planned_stop_marker_is_a_fact_of_its_time(tmp_path: Path) -> None:
     marker = tmp_path / "planned-stop"
     with serving(answering({"/metrics": page(GOOD.encode())})) as url:

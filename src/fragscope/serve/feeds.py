@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import structlog
+
 from fragscope.model import EngineReading, Fact, Gap, GpuReading, LogFact, Part, Reason
 from fragscope.serve.clock import Clock
 from fragscope.sources.gpu import sysfs
 from fragscope.sources.scrape import Body, Client, Failure, Parser
 from fragscope.sources.vllm import read, wanted
 
+log = structlog.get_logger("fragscope")
+
 _KEPT_POLLS = 16
+_AFTER_BUG_S = 5.0
 _JITTER = 0.05
 _PATIENT_S = 60.0
 """No back-off this soon after a good reading: a death is judged at the second refused poll."""
@@ -71,7 +76,12 @@ class Feed(threading.Thread):
     def run(self) -> None:
         """Reads until stopped."""
         while not self._stopping.is_set():
-            delay_s = self.step()
+            try:
+                delay_s = self.step()
+            except Exception:
+                # A thread that ends in silence would look like a witness with nothing to say.
+                log.exception("reader failed", feed=self.name)
+                delay_s = _AFTER_BUG_S * self._clock.speed
             if self._clock.wait(self._stopping, delay_s):
                 return
 
