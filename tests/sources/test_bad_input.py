@@ -279,6 +279,20 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_no_refusal() -> None:
         assert isinstance(client.get("/metrics"), Body)
 
 
+def test_polls_share_one_connection() -> None:
+    connections: list[socket.socket] = []
+
+    def counted(connection: socket.socket) -> None:
+        connections.append(connection)
+        answering({"/metrics": page(GOOD.encode()), "/health": page(b"ok")})(connection)
+
+    with serving(counted) as url:
+        visitor = Visitor("vllm", Client(url, QUICK), Clock(), None)
+        for _ in range(5):
+            assert visitor.poll().gap is None
+    assert len(connections) == 1
+
+
 def test_a_bearer_token_is_read_anew_for_every_poll(tmp_path: Path) -> None:
     token = tmp_path / "token"
     heads: list[str] = []

@@ -6,11 +6,12 @@ for hours. A watch shuts the socket down at the total deadline, whatever stage t
 
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import requests
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -25,6 +26,7 @@ from fragscope.model import Reason
 MAX_BODY_BYTES = 32 * 2**20
 _CHUNK_BYTES = 64 * 2**10
 _QUOTED_CHARS = 60
+_GUARD_S = 0.1
 _PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What prometheus_client's parsers raise on bad text: not only ValueError, as fuzzing showed."""
 
@@ -53,6 +55,9 @@ class Access:
     total_timeout_s: float = 3.0
     token_file: Path | None = None
     ca_file: Path | None = None
+
+
+Taken = TypeVar("Taken", Body, int)
 
 
 class _Adapter(HTTPAdapter):
@@ -96,25 +101,39 @@ class _Adapter(HTTPAdapter):
                     continue
 
 
-class _Watch:
-    """Cuts the connections when the deadline passes before `with` is left."""
+class _Guard:
+    """Cuts connections whose deadline has passed; one thread for all clients, since a timer each would cost a poll."""
 
-    def __init__(self, adapter: _Adapter, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._fire)
-        self._timer.daemon = True
-        self._adapter = adapter
-        self.fired = False
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[_Adapter, float] = {}
+        self._thread: threading.Thread | None = None
 
-    def _fire(self) -> None:
-        self.fired = True
-        self._adapter.cut()
+    def watch(self, adapter: _Adapter, seconds: float) -> None:
+        """Begins a deadline."""
+        with self._lock:
+            self._watched[adapter] = time.monotonic() + seconds
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
+                self._thread.start()
 
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
+    def release(self, adapter: _Adapter) -> bool:
+        """Ends a deadline; True if it had passed."""
+        with self._lock:
+            deadline = self._watched.pop(adapter, None)
+        return deadline is None or time.monotonic() >= deadline
 
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+    def _run(self) -> None:
+        while True:
+            time.sleep(_GUARD_S)
+            now = time.monotonic()
+            with self._lock:
+                late = [adapter for adapter, deadline in self._watched.items() if now >= deadline]
+            for adapter in late:
+                adapter.cut()
+
+
+_GUARD = _Guard()
 
 
 class Client:
@@ -125,6 +144,7 @@ class Client:
         self._access = access or Access()
         self._adapter = _Adapter()
         self._session = requests.Session()
+        self._prepared: dict[str, requests.PreparedRequest] = {}
         # A proxy from the environment must not come between a sidecar and its loopback neighbour.
         self._session.trust_env = False
         self._session.mount("http://", self._adapter)
@@ -134,65 +154,75 @@ class Client:
 
     def get(self, path: str) -> Body | Failure:
         """The body of a complete 200 answer, or why there is none."""
-        with _Watch(self._adapter, self._access.total_timeout_s) as watch:
-            answer = self._try(path, watch)
-            if (
-                isinstance(answer, Failure)
-                and answer.reason is Reason.REFUSED
-                and "refused" not in answer.detail.lower()
-            ):
-                # A kept-alive connection may have been closed as we spoke; a dead server refuses the second try.
-                answer = self._try(path, watch)
-            return answer
-
-    def _try(self, path: str, watch: "_Watch") -> Body | Failure:
-        try:
-            answer = self._read(path)
-        except _NoTokenError as error:
-            return Failure(Reason.DENIED, str(error))
-        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-            answer = failure_of(error)
-        if watch.fired:
-            # A connection that was cut in the middle of its head looks like a complete, empty answer.
-            return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
+        answer = self._within_deadline(path, self._body)
+        if isinstance(answer, Failure) and answer.reason is Reason.REFUSED and "refused" not in answer.detail.lower():
+            # A kept-alive connection may have been closed as we spoke; a dead server refuses the second try.
+            answer = self._within_deadline(path, self._body)
         return answer
 
     def status(self, path: str) -> int:
         """The HTTP status of `path`, or 0 where nothing answers in time."""
-        with _Watch(self._adapter, self._access.total_timeout_s) as watch:
-            try:
-                with self._request(path) as response:
-                    # Drains a small body, so that the connection can be kept.
-                    response.raw.read(_CHUNK_BYTES)
-                    return 0 if watch.fired else response.status_code
-            except (requests.RequestException, HTTPError, OSError, ValueError, _NoTokenError):
-                return 0
+        answer = self._within_deadline(path, self._status)
+        return 0 if isinstance(answer, Failure) else answer
 
     def close(self) -> None:
         """Closes the connection."""
         self._session.close()
 
-    def _request(self, path: str) -> requests.Response:
-        headers = _authorization(self._access.token_file)
-        return self._session.get(
-            self._base_url + path,
-            headers=headers,
+    def _within_deadline(self, path: str, take: Callable[[requests.Response], Taken | Failure]) -> Taken | Failure:
+        _GUARD.watch(self._adapter, self._access.total_timeout_s)
+        answer: Taken | Failure
+        try:
+            response = self._send(path)
+            try:
+                answer = take(response)
+                # Gives the connection back; `close` would end it unless requests itself had read the body.
+                response.raw.release_conn()
+            except BaseException:
+                response.close()
+                raise
+        except _NoTokenError as error:
+            answer = Failure(Reason.DENIED, str(error))
+        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            answer = failure_of(error)
+        if _GUARD.release(self._adapter):
+            # A connection that was cut in the middle of its head looks like a complete, empty answer.
+            return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
+        return answer
+
+    def _send(self, path: str) -> requests.Response:
+        prepared = self._prepared.get(path)
+        if prepared is None:
+            prepared = self._prepared[path] = self._session.prepare_request(
+                requests.Request("GET", self._base_url + path)
+            )
+        prepared.headers.update(_authorization(self._access.token_file))
+        return self._session.send(
+            prepared,
             timeout=(self._access.connect_timeout_s, self._access.total_timeout_s),
             stream=True,
             allow_redirects=False,
             verify=str(self._access.ca_file) if self._access.ca_file is not None else True,
         )
 
-    def _read(self, path: str) -> Body | Failure:
-        with self._request(path) as response:
-            if response.status_code in (401, 403):
-                return Failure(Reason.DENIED, f"HTTP {response.status_code}")
-            if response.status_code != 200:
-                return Failure(Reason.HTTP_ERROR, f"HTTP {response.status_code}")
-            raw = b"".join(_chunks(response))
-            if len(raw) > MAX_BODY_BYTES:
-                return Failure(Reason.MALFORMED, f"more than {MAX_BODY_BYTES} bytes")
-            return Body(raw.decode("utf-8"), response.headers.get("Content-Type", ""))
+    def _body(self, response: requests.Response) -> Body | Failure:
+        raw = b"".join(_chunks(response))
+        if response.status_code in (401, 403):
+            return Failure(Reason.DENIED, f"HTTP {response.status_code}")
+        if response.status_code != 200:
+            return Failure(Reason.HTTP_ERROR, f"HTTP {response.status_code}")
+        if len(raw) > MAX_BODY_BYTES:
+            raise TooLargeError(f"more than {MAX_BODY_BYTES} bytes")
+        return Body(raw.decode("utf-8"), response.headers.get("Content-Type", ""))
+
+    def _status(self, response: requests.Response) -> int:
+        for _ in _chunks(response):
+            continue
+        return response.status_code
+
+
+class TooLargeError(ValueError):
+    """The answer is larger than any exposition; the rest of it is not read."""
 
 
 class _NoTokenError(Exception):
