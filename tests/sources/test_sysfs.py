@@ -64,7 +64,7 @@ def test_other_vendors_and_partitions_are_not_ours(root: Path) -> None:
 
 
 def test_zero_bytes_in_use_is_blindness(root: Path) -> None:
-    (only(root).device / "mem_info_vram_used").write_text("0\n")
+    Path(only(root).used_file).write_text("0\n")
     gap = read_used_bytes(only(root))
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.BLIND
@@ -72,14 +72,14 @@ def test_zero_bytes_in_use_is_blindness(root: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "N/A", "-1", "1e9", "12 MB", "\x00"])
 def test_what_is_no_number_is_malformed(root: Path, text: str) -> None:
-    (only(root).device / "mem_info_vram_used").write_text(text)
+    Path(only(root).used_file).write_text(text)
     gap = read_used_bytes(only(root))
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.MALFORMED
 
 
 def test_more_in_use_than_there_is_is_malformed(root: Path) -> None:
-    (only(root).device / "mem_info_vram_used").write_text(str(2 * TOTAL))
+    Path(only(root).used_file).write_text(str(2 * TOTAL))
     gap = read_used_bytes(only(root))
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.MALFORMED
@@ -87,7 +87,7 @@ def test_more_in_use_than_there_is_is_malformed(root: Path) -> None:
 
 def test_a_card_that_vanished_is_absent(root: Path) -> None:
     card = only(root)
-    (card.device / "mem_info_vram_used").unlink()
+    Path(card.used_file).unlink()
     gap = read_used_bytes(card)
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.ABSENT

@@ -4,6 +4,9 @@ import threading
 import time
 
 
+_SHORT_S = 0.1
+
+
 class Clock:
     """Unix seconds that never go back; `speed` makes all durations shrink alike, for the demo."""
 
@@ -22,4 +25,9 @@ class Clock:
 
     def wait(self, stop: threading.Event, seconds: float) -> bool:
         """Waits on this clock; True if `stop` was set meanwhile."""
-        return stop.wait(max(0.0, seconds) / self.speed)
+        real_s = max(0.0, seconds) / self.speed
+        if real_s < _SHORT_S:
+            # An Event's timed wait costs several times a sleep, and the GPU feed waits twenty times a second.
+            time.sleep(real_s)
+            return stop.is_set()
+        return stop.wait(real_s)

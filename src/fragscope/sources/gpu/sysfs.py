@@ -23,11 +23,15 @@ _USED_OVER_TOTAL = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One AMD GPU as sysfs names it; `gpu` is its PCI address (BDF)."""
+    """One AMD GPU as sysfs names it; `gpu` is its PCI address (BDF).
+
+    The files are plain strings: joining a path twenty times a second would cost more than the read.
+    """
 
     gpu: str
     card: str
-    device: Path
+    used_file: str
+    gtt_file: str
     total_bytes: int
     unique_id: str | None = None
     render: str | None = None
@@ -71,11 +75,12 @@ def _card(device: Path, name: str) -> Card | Gap | None:
     if _text(device / "device") == _MI300A:
         detail = f"{gpu} is an APU whose VRAM attributes are not safe to read on older kernels"
         return Gap(Part.GPU, Reason.UNSUPPORTED, detail)
-    total = _bytes(device / "mem_info_vram_total")
+    total = _bytes(str(device / "mem_info_vram_total"))
     if isinstance(total, Gap):
         # A partition of a GPU has no such file: its physical GPU counts the whole package.
         return None if total.reason is Reason.ABSENT else total
-    return Card(gpu, name, device, total, _text(device / "unique_id"), _render(device))
+    files = (str(device / "mem_info_vram_used"), str(device / "mem_info_gtt_used"))
+    return Card(gpu, name, *files, total, _text(device / "unique_id"), _render(device))
 
 
 def _render(device: Path) -> str | None:
@@ -88,7 +93,7 @@ def _render(device: Path) -> str | None:
 
 def read_used_bytes(card: Card) -> int | Gap:
     """VRAM in use now. 0 with a total above 0 is blindness: a booted card never shows 0."""
-    used = _bytes(card.device / "mem_info_vram_used")
+    used = _bytes(card.used_file)
     if isinstance(used, Gap):
         return used
     if used == 0 and card.total_bytes > 0:
@@ -98,9 +103,22 @@ def read_used_bytes(card: Card) -> int | Gap:
     return used
 
 
+def glance_used_bytes(card: Card) -> int | None:
+    """VRAM in use now, by the shortest way; None where it is not plausible, which `read_used_bytes` can explain."""
+    try:
+        handle = os.open(card.used_file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            used = int(os.read(handle, 64))
+        finally:
+            os.close(handle)
+    except (OSError, ValueError):
+        return None
+    return used if 0 < used <= card.total_bytes * _USED_OVER_TOTAL else None
+
+
 def read_gtt_used_bytes(card: Card) -> int | None:
     """Host memory mapped for the GPU; None where the kernel does not say."""
-    gtt = _bytes(card.device / "mem_info_gtt_used")
+    gtt = _bytes(card.gtt_file)
     return None if isinstance(gtt, Gap) else gtt
 
 
@@ -111,7 +129,7 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _bytes(path: Path) -> int | Gap:
+def _bytes(path: str) -> int | Gap:
     """A decimal number of bytes; opened anew each time, since a held file blocks a partition change."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
