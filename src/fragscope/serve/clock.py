@@ -3,7 +3,6 @@
 import threading
 import time
 
-
 _SHORT_S = 0.1
 
 
