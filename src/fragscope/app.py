@@ -10,15 +10,21 @@ import structlog
 
 from fragscope import __version__
 from fragscope.detect.detector import Detector
+from fragscope.detect.snapshot import SnapshotError, load
 from fragscope.serve.board import Board, TargetView, View
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed, GpuFeed, Visitor
+from fragscope.serve.flight import FlightRecorder
 from fragscope.serve.http import Web, WebServer, application, listen, tick_limit_s
-from fragscope.serve.poller import Poller, Tap, Watch
+from fragscope.serve.keeper import Keeper, Limits, read_state
+from fragscope.serve.poller import Memory, Poller, Tap, Watch
 from fragscope.settings import Settings, Target
 from fragscope.sources.scrape import Access, Client
 
 log = structlog.get_logger("fragscope")
+
+_PAUSE_S = 300.0
+"""After a longer pause what the counters did meanwhile is not laid on the first poll."""
 
 
 def configure_logging(level: str, how: str) -> None:
@@ -58,10 +64,13 @@ class Core:
     poller: Poller
     engine_feeds: tuple[EngineFeed, ...]
     gpu_feed: GpuFeed
+    keeper: Keeper | None
     stop: threading.Event
 
     def start(self) -> None:
         """Starts the threads; all are daemons, so that a hung one cannot hold the process."""
+        if self.keeper is not None:
+            self.keeper.start()
         self.gpu_feed.start()
         for feed in self.engine_feeds:
             feed.start()
@@ -74,6 +83,7 @@ def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap
     watches = [_watch(settings, target, clock, stop) for target in settings.targets]
     waiting = tuple(TargetView(watch.name, watch.url, watch.labels) for watch in watches)
     board = Board(View(clock.now(), waiting))
+    keeper = _keeper(settings, stop)
     poller = Poller(
         watches,
         gpu_feed,
@@ -83,8 +93,33 @@ def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap
         interval_s=settings.interval_s,
         history=settings.history,
         tap=tap,
+        memory=Memory(keeper, FlightRecorder(settings.incident_history_s)) if keeper is not None else None,
     )
-    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, stop)
+    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, keeper, stop)
+
+
+def _keeper(settings: Settings, stop: threading.Event) -> Keeper | None:
+    if settings.state_dir is None:
+        return None
+    return Keeper(settings.state_dir, Limits(settings.incidents_max_files, settings.incidents_max_bytes), stop)
+
+
+def detector_of(settings: Settings, target: Target) -> Detector:
+    """The target's detector as the last run left it, or a new one."""
+    parameters = settings.parameters(target)
+    found = read_state(settings.state_dir, target.name, settings.state_max_age_s) if settings.state_dir else None
+    if found is None:
+        return Detector(target.name, parameters)
+    plain, age_s = found
+    try:
+        detector = load(plain, target.name, parameters)
+    except SnapshotError as error:
+        log.warning("state is not used", target=target.name, why=str(error))
+        return Detector(target.name, parameters)
+    if age_s > _PAUSE_S:
+        detector.resume()
+    log.info("state is used", target=target.name, age_s=round(age_s, 1))
+    return detector
 
 
 def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Event) -> Watch:
@@ -96,7 +131,7 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         url=target.url,
         labels=target.labels,
         feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
-        detector=Detector(target.name, parameters),
+        detector=detector_of(settings, target),
         stale_after_s=parameters.stale_after_s,
         wanted_gpus=target.gpus,
         expected_gpus=target.expected_gpus,
@@ -144,6 +179,8 @@ def serve(settings: Settings) -> None:
     log.info("fragscope stops")
     stop.set()
     web.stop()
+    if core.keeper is not None:
+        core.keeper.join(1)
 
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -109,6 +109,9 @@ class SampleLine:
 
 Line = ExpositionLine | GpuLine | AllocatorLine | LogLine | LabelLine | SampleLine
 
+_REMARKS = frozenset({"verdict"})
+"""Kinds that are for people: an incident file ends with the verdict it was written for."""
+
 _KINDS: dict[str, type[Any]] = {
     "exposition": ExpositionLine,
     "gpu": GpuLine,
@@ -179,6 +182,8 @@ def parse_line(raw: bytes, tally: Tally) -> Line | None:
         kind = parsed["kind"]
         if kind == "sample":
             return SampleLine(msgspec.convert(parsed, Sample))
+        if kind in _REMARKS:
+            return None
         if kind not in _KINDS:
             tally.unknown_kinds[str(kind)] = tally.unknown_kinds.get(str(kind), 0) + 1
             return None

@@ -140,6 +140,13 @@ class Settings(BaseSettings):
     web_telemetry_path: str = Field(default="/metrics", pattern="^/[^ ]*$", description="path of the exposition")
     web_cert_file: Path | None = Field(default=None, description="certificate (chain); with web_key_file serves HTTPS")
     web_key_file: Path | None = Field(default=None, description="its private key")
+    state_dir: Path | None = Field(
+        default=None, description="folder for what survives a restart, and for incident files; unset: nothing is kept"
+    )
+    state_max_age_s: Seconds = Field(default=86400.0, description="older state is not used")
+    incident_history_s: Seconds = Field(default=900.0, description="how much of the past an incident file holds")
+    incidents_max_files: int = Field(default=20, gt=0, description="incident files kept; the oldest go first")
+    incidents_max_bytes: int = Field(default=200 * 2**20, gt=0, description="and their size")
     history: int = Field(default=500, gt=0, description="phase changes kept for the status page and the API")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: JSON when not a terminal")

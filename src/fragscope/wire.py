@@ -35,6 +35,14 @@ def measures_object(measures: Measures) -> dict[str, Any]:
     }
 
 
+def decode(raw: bytes) -> Any:
+    """Plain values of a JSON text. Raises ValueError where it is none."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
 def encode(plain: Any) -> str:
     """One line of JSON; NaN and infinity become null, never invalid JSON."""
     return msgspec.json.encode(plain).decode()

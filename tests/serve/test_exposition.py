@@ -70,7 +70,16 @@ def test_every_family_can_have_samples() -> None:
 
 def test_every_series_carries_the_targets_name_and_labels() -> None:
     for head in series(page_of(view_of(busy_story()))):
-        if head.startswith(("process_", "fragscope_build", "fragscope_collect", "fragscope_exposition")):
+        if head.startswith(
+            (
+                "process_",
+                "fragscope_build",
+                "fragscope_collect",
+                "fragscope_state",
+                "fragscope_incidents",
+                "fragscope_exposition",
+            )
+        ):
             continue
         for part in ('target="llama-70b"', 'namespace="prod"', 'pod="llama-0"', 'container="vllm"'):
             assert part in head

@@ -43,7 +43,7 @@ class Detector:
     """Folds the samples of one target into verdicts; holds a bounded past, whatever the run's length."""
 
     def __init__(self, target: str, parameters: Parameters | None = None) -> None:
-        self._target = target
+        self.target = target
         self._p = parameters or Parameters()
         self._window = TargetWindow(self._p)
         self._vram = Vram(self._p)
@@ -76,6 +76,10 @@ class Detector:
         self._docket.advance(at)
         self._forget_the_gone(at)
         return self._assess(at, turn)
+
+    def resume(self) -> None:
+        """After a pause: what the counters did meanwhile belongs to no poll, so the next one only sets baselines."""
+        self._window.resume()
 
     def _in_order(self, sample: Sample) -> Sample:
         """The sample on a time that does not run backwards: a clock that was set back is carried along."""
@@ -222,7 +226,7 @@ class Detector:
         reading = engine.reading if engine is not None else None
         return Verdict(
             at=at,
-            target=self._target,
+            target=self.target,
             engine=reading.engine if reading is not None else None,
             model_name=reading.model_name if reading is not None else None,
             phase=stand.phase,
@@ -250,7 +254,7 @@ class Detector:
         peaks = self._vram.peaks_bytes(at - self._p.peak_window_s)
         return Measures(
             at=at,
-            target=self._target,
+            target=self.target,
             engine_up=None if self._window.last_polled is None else self._window.last_polled is Answer.GOOD,
             version=self._window.version,
             outcomes=self._correlation.outcomes(),

@@ -54,6 +54,11 @@ class Ledger:
         self._sums = dict.fromkeys(_COUNTERS, 0.0)
         self._highest = {"ok": 0.0, "server": 0.0, "aborted": 0.0}
 
+    def resume(self) -> None:
+        """The next call sets the baseline again."""
+        self._last = None
+        self._open_new_process()
+
     def advance(self, engines: tuple[EngineReading, ...], *, restarted: bool, counting: bool) -> Increments:
         """Outcomes since the last call; the first call only sets the baseline.
 

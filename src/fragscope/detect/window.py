@@ -348,6 +348,10 @@ class TargetWindow:
             drained=(emptied and not worked) if enough else None,
         )
 
+    def resume(self) -> None:
+        """Lets the next poll set baselines again."""
+        self._ledger.resume()
+
     def forget(self) -> None:
         """Forgets a target that has been gone for too long to speak of."""
         self.engines.clear()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fragscope.model import Assessment, Gap, Verdict
 from fragscope.serve.feeds import SourceStatus
+from fragscope.serve.keeper import NOTHING_KEPT, Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class View:
     targets: tuple[TargetView, ...] = ()
     history: tuple[Verdict, ...] = ()
     ticks: int = 0
+    kept: Kept = NOTHING_KEPT
 
 
 class Board:

@@ -433,6 +433,20 @@ CATALOGUE: tuple[Family, ...] = (
         _targets(_source_failures),
     ),
     Family(
+        "fragscope_incidents_written_total",
+        "counter",
+        "Incident files written; 0 without state_dir.",
+        (),
+        lambda view: _maybe(view.kept.incidents_total),
+    ),
+    Family(
+        "fragscope_state_write_failures_total",
+        "counter",
+        "State and incident files that could not be written.",
+        (),
+        lambda view: _maybe(view.kept.failures_total),
+    ),
+    Family(
         "fragscope_build_info",
         "info",
         "1; what this daemon is.",

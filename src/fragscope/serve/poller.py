@@ -8,10 +8,13 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from fragscope.detect.detector import Detector
+from fragscope.detect.snapshot import dump
 from fragscope.model import Assessment, Gap, GpuReading, Part, Reason, Sample, Verdict
 from fragscope.serve.board import Board, GpuInfo, TargetView, View
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, GpuSnapshot
+from fragscope.serve.flight import FlightRecorder
+from fragscope.serve.keeper import NOTHING_KEPT, Keeper, Kept
 from fragscope.sources.gpu.assignment import Assigned, assign
 from fragscope.sources.gpu.sysfs import Card
 
@@ -22,6 +25,29 @@ _REMIND_S = 600.0
 _NAMED_LINES = 100
 
 Tap = Callable[[Sample, EnginePoll | None], None]
+
+
+class Memory:
+    """What outlives the process: states after every tick, incidents when they begin."""
+
+    def __init__(self, keeper: Keeper, recorder: FlightRecorder) -> None:
+        self._keeper = keeper
+        self._recorder = recorder
+
+    @property
+    def kept(self) -> Kept:
+        """What has been written so far."""
+        return self._keeper.kept
+
+    def observe(self, sample: Sample, assessment: Assessment) -> None:
+        """Hands a sample to the flight recorder."""
+        incident = self._recorder.observe(sample, assessment)
+        if incident is not None:
+            self._keeper.keep_incident(incident)
+
+    def keep(self, detector: Detector) -> None:
+        """Hands over what a detector has learned."""
+        self._keeper.keep_state(detector.target, dump(detector))
 
 
 @dataclass(slots=True)
@@ -58,6 +84,7 @@ class Poller(threading.Thread):
         interval_s: float,
         history: int = 500,
         tap: Tap | None = None,
+        memory: Memory | None = None,
     ) -> None:
         super().__init__(name="tick", daemon=True)
         self._watches = watches
@@ -68,6 +95,7 @@ class Poller(threading.Thread):
         self._interval_s = interval_s
         self._history: deque[Verdict] = deque(maxlen=history)
         self._tap = tap
+        self._memory = memory
         self._ticks = 0
 
     def run(self) -> None:
@@ -85,10 +113,14 @@ class Poller(threading.Thread):
         for watch in self._watches:
             try:
                 self._tick_target(watch, now, snapshot)
+                if self._memory is not None:
+                    self._memory.keep(watch.detector)
             except Exception:
                 log.exception("target could not be judged", target=watch.name)
         self._ticks += 1
-        self._board.publish(View(now, tuple(map(self._view, self._watches)), tuple(self._history), self._ticks))
+        kept = self._memory.kept if self._memory is not None else NOTHING_KEPT
+        views = tuple(map(self._view, self._watches))
+        self._board.publish(View(now, views, tuple(self._history), self._ticks, kept))
 
     def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
         unreadable = len(snapshot.gaps) if snapshot.cards else 0
@@ -106,6 +138,8 @@ class Poller(threading.Thread):
 
     def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
         watch.assessment = watch.detector.observe(sample)
+        if self._memory is not None:
+            self._memory.observe(sample, watch.assessment)
         watch.gaps = sample.gaps
         if self._tap is not None:
             self._tap(sample, poll)
