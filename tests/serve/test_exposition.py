@@ -19,6 +19,13 @@ from tests.paths import REPOSITORY
 from tests.stories import CARD, GIB, GPU, Story, crash_without_room
 
 SOURCES = (SourceStatus("vllm").succeeded(1.0, 0.01), SourceStatus("sysfs").failed(Reason.BLIND, 0.1))
+DAEMON_WIDE = (
+    *tuple(
+        f"{name}_"
+        for name in ("process", "fragscope_build", "fragscope_collect", "fragscope_exposition", "fragscope_state")
+    ),
+    "fragscope_incidents_",
+)
 LABELS = {"namespace": "prod", "pod": "llama-0", "container": "vllm"}
 
 
@@ -70,16 +77,7 @@ def test_every_family_can_have_samples() -> None:
 
 def test_every_series_carries_the_targets_name_and_labels() -> None:
     for head in series(page_of(view_of(busy_story()))):
-        if head.startswith(
-            (
-                "process_",
-                "fragscope_build",
-                "fragscope_collect",
-                "fragscope_state",
-                "fragscope_incidents",
-                "fragscope_exposition",
-            )
-        ):
+        if head.startswith(DAEMON_WIDE):
             continue
         for part in ('target="llama-70b"', 'namespace="prod"', 'pod="llama-0"', 'container="vllm"'):
             assert part in head
