@@ -18,6 +18,7 @@ PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
 ALERTMANAGER = REPOSITORY / "deploy" / "alertmanager" / "alertmanager.yml"
 RULE_FILES = sorted(path for path in PROMETHEUS.glob("*.yaml"))
 RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yaml"))
+PAGES = {"FragscopePseudoOOMSuspected", "FragscopePseudoOOMConfirmed", "FragscopeEngineDown", "FragscopeEngineStalled"}
 NOT_OURS = {"up", "kube_pod_labels", "http_requests_total"}
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (apt: prometheus)")
@@ -122,13 +123,7 @@ def test_alertmanagers_configuration_is_valid() -> None:
 def test_an_alert_goes_where_it_belongs(rule: dict[str, Any]) -> None:
     labels = [f"alertname={rule['alert']}", *(f"{name}={value}" for name, value in rule["labels"].items())]
     done = tool("amtool", "config", "routes", "test", f"--config.file={ALERTMANAGER}", *labels)
-    pages = {
-        "FragscopePseudoOOMSuspected",
-        "FragscopePseudoOOMConfirmed",
-        "FragscopeEngineDown",
-        "FragscopeEngineStalled",
-    }
-    assert done.stdout.strip() == ("page" if rule["alert"] in pages else "tickets")
+    assert done.stdout.strip() == ("page" if rule["alert"] in PAGES else "tickets")
 
 
 def test_nothing_but_its_own_confirmation_silences_a_pseudo_oom() -> None:
