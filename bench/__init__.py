@@ -1,0 +1,1 @@
+"""What fragscope costs: measurements against aims, by `make bench`."""

@@ -1,4 +1,4 @@
-"""Measures what fragscope costs against its aims: `python bench/bench.py [--quick]`; exit code 1 if one is missed.
+"""Measures what fragscope costs against its aims: `python -m bench.bench [--quick]`; exit code 1 if one is missed.
 
 Pages are recorded from vLLM 0.32 and come over HTTP from another process; the GPU is a simulated sysfs tree.
 """
@@ -9,11 +9,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon_cost import memory_figure, share_figures
-from figure import FULL, QUICK, Effort, Figure
+from bench.daemon_cost import memory_figure, share_figures
+from bench.figure import FULL, QUICK, Effort, Figure
+from bench.poll_cost import detect_figures, parse_figures, poll_figures
+from bench.recorded_pages import eight_engines, recorded
 from fragscope import report
-from poll_cost import detect_figures, parse_figures, poll_figures
-from recorded_pages import eight_engines, recorded
+
+NOTES = (
+    "Times are CPU times of the measuring process, medians; pages are fetched from another process.",
+    "8 engines: the page of one, its per-engine samples repeated for engine 0 to 7, the server's own once.",
+    "prometheus_client parses the whole page; ours also makes the engine's reading. Their values were equal.",
+    "Memory: samples taken at --interval 0.1 instead of 1, to save time; then every page was asked for once.",
+    "Shares of a core: one server polled every second, one simulated GPU read 20 times a second.",
+)
 
 
 def figures(effort: Effort, sysfs_root: Path) -> Iterator[Figure]:
@@ -36,7 +44,10 @@ def main() -> int:
     effort = QUICK if parser.parse_args().quick else FULL
     with tempfile.TemporaryDirectory(prefix="fragscope-bench-") as folder:
         found = list(figures(effort, Path(folder) / "sys"))
-    report.table(report.console(), "", ("what", "measured", "aim", "ok?"), (figure.cells() for figure in found))
+    out = report.console()
+    report.table(out, "", ("what", "measured", "aim", "ok?"), (figure.cells() for figure in found))
+    for note in NOTES:
+        report.say(out, note)
     return 1 if any(figure.met is False for figure in found) else 0
 
 

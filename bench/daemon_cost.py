@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figure import Figure
+from bench.figure import Figure
+from bench.neighbour import neighbour
+from bench.recorded_pages import Recorded, born
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import GpuFeed
-from neighbour import neighbour
-from recorded_pages import Recorded, born
 
 _PATIENCE_S = 30.0
 _AGE_S = 3600.0
@@ -58,11 +58,15 @@ def _daemon(engine_url: str, sysfs_root: Path, interval_s: float) -> Iterator[_D
     command += ["--web.listen-address", "127.0.0.1:0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRAGSCOPE_")}
     environment["FRAGSCOPE_SYSFS_ROOT"] = str(sysfs_root)
-    with tempfile.TemporaryFile("w+") as said:
+    # Opened to append, since it shares its position with the daemon.
+    with tempfile.TemporaryFile("a+") as said:
         process = subprocess.Popen(command, env=environment, stderr=said)
         try:
             _wait(lambda: _address(said) is not None or process.poll() is not None, "fragscope serve does not start")
-            yield _Daemon(process.pid, f"http://{_address(said)}")
+            address = _address(said)
+            if address is None:
+                raise SystemExit(f"bench: fragscope serve ended with {process.poll()}")
+            yield _Daemon(process.pid, f"http://{address}")
         finally:
             process.terminate()
             process.wait(_PATIENCE_S)
@@ -99,13 +103,13 @@ def share_figures(pages: Recorded, sysfs_root: Path, share_s: float, feed_s: flo
     with neighbour(pages.texts, sysfs_root) as server:
         with _daemon(server.url, sysfs_root, 1.0) as daemon:
             _wait(lambda: server.pages_served() >= 3, "too few polls")
-            time.sleep(_SETTLED_S)
+            time.sleep(min(_SETTLED_S, share_s / 2))
             began_s, began_at = daemon.cpu_s(), time.monotonic()
             time.sleep(share_s)
             share = (daemon.cpu_s() - began_s) / (time.monotonic() - began_at)
         feed = _feed_share(sysfs_root, feed_s)
     return [
-        Figure(f"serve: share of a core, over {share_s:g} s", 100 * share, "%", 1.0),
+        Figure(f"serve: share of a core, over {share_s:g} s", 100 * share, "%", most=1.0),
         Figure(f"  the GPU feed alone, over {feed_s:g} s", 100 * feed, "%", most=0.3),
     ]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.recorded_pages import successive
 from fragscope.simulate.scenarios import SCENARIOS
 from fragscope.simulate.server import EngineServer
 from fragscope.simulate.world import World
-from recorded_pages import successive
 
 _PATIENCE_S = 30.0
 

@@ -1,6 +1,7 @@
 """The HTTP server against clients that are idle, slow, many or wrong."""
 
 import contextlib
+import http.client as http_client
 import json
 import socket
 import ssl
@@ -119,6 +120,19 @@ def test_three_hundred_idle_and_slow_clients_do_not_slow_a_scrape() -> None:
             assert get(port, "/metrics")[0] == 200
             took.append(time.monotonic() - began)
     assert max(took) < 0.1, took
+
+
+def test_a_kept_alive_scrape_waits_for_no_delayed_acknowledgement() -> None:
+    with running() as port:
+        connection = http_client.HTTPConnection("127.0.0.1", port, timeout=5)
+        took = []
+        for _ in range(10):
+            began = time.monotonic()
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().read()
+            took.append(time.monotonic() - began)
+        connection.close()
+    assert sorted(took)[5] < 0.03, took
 
 
 def test_whoever_sends_no_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class Detector:
         self._at = at = max(self._at, sample.at)
         self._listen(sample, at)
         turn = self._window.observe(sample)
-        self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._last_good_at(at))
+        if sample.log_facts:
+            self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._last_good_at(at))
         if turn.died:
             self._died(at, turn.before)
         if turn.restarted or turn.returned:

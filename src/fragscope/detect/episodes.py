@@ -113,7 +113,7 @@ class Docket:
                 self._open(oom_at, at, circumstances, last_good_at)
             elif not self.open.circumstances.crashed:
                 self.open.last_at = max(self.open.last_at, min(oom_at, at))
-        if facts and self.open is not None:
+        if self.open is not None:
             self._weigh(self.open)
 
     def failed(self, at: float, circumstances: Circumstances) -> None:

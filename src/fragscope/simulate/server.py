@@ -42,6 +42,7 @@ class EngineServer:
     def up(self) -> None:
         """Begins to listen; later times on the port of the first."""
         sock = socket.create_server(("127.0.0.1", self.port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = sock.getsockname()[1]
         config = uvicorn.Config(
             self._app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=0

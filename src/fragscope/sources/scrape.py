@@ -26,7 +26,7 @@ from fragscope.model import Reason
 MAX_BODY_BYTES = 32 * 2**20
 _CHUNK_BYTES = 64 * 2**10
 _QUOTED_CHARS = 60
-_GUARD_S = 0.1
+_GUARD_S = 0.02
 _PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What prometheus_client's parsers raise on bad text: not only ValueError, as fuzzing showed."""
 
@@ -108,11 +108,13 @@ class _Guard:
         self._lock = threading.Lock()
         self._watched: dict[_Adapter, float] = {}
         self._thread: threading.Thread | None = None
+        self._shortest_s = 1.0
 
     def watch(self, adapter: _Adapter, seconds: float) -> None:
         """Begins a deadline."""
         with self._lock:
             self._watched[adapter] = time.monotonic() + seconds
+            self._shortest_s = min(self._shortest_s, seconds)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
                 self._thread.start()
@@ -125,12 +127,20 @@ class _Guard:
 
     def _run(self) -> None:
         while True:
-            time.sleep(_GUARD_S)
-            now = time.monotonic()
-            with self._lock:
-                late = [adapter for adapter, deadline in self._watched.items() if now >= deadline]
-            for adapter in late:
-                adapter.cut()
+            time.sleep(self._cut_late())
+
+    def _cut_late(self) -> float:
+        """Cuts what is late; returns how long nothing can become late.
+
+        What begins after this look ends no earlier than the shortest deadline there is.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for adapter, deadline in self._watched.items():
+                if now >= deadline:
+                    adapter.cut()
+            coming = [deadline - now for deadline in self._watched.values() if deadline > now]
+        return max(_GUARD_S, min([self._shortest_s, *coming]))
 
 
 _GUARD = _Guard()
