@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench soak docs clean
+.PHONY: demo test check bench soak docs shots clean
 
 demo: $(VENV)/.installed  ## the daemon over a simulated vLLM and GPU that runs out of memory
 	$(BIN)/fragscope demo --scenario pseudo-oom
@@ -27,6 +27,9 @@ soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing
 
 docs: $(VENV)/.developing  ## rewrite the tables of docs/ from the code
 	$(BIN)/python -m tools.write_docs
+
+shots: $(VENV)/.developing  ## draw docs/dashboard.png (needs prometheus, node, npm, chromium-headless-shell; nine minutes)
+	$(BIN)/python -m tools.shots.draw
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "fragscope needs Python 3.11 or later with venv (Debian: apt install python3-venv)"; exit 1; }

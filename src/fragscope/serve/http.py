@@ -229,15 +229,15 @@ def listen(address: str) -> socket.socket:
         raise ListenError(f"web_listen_address is {address!r}, but must be host:port or :port, as in :23724")
     try:
         sock = _bind(host, int(port_text))
-        # Accepted connections inherit it. Head and body leave in two writes, and without it a kept-alive client waits
-        # 40 ms for the second.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
     except OSError as error:
         reason = error.strerror or str(error)
         raise ListenError(
             f"web_listen_address {address} cannot be used: {reason.lower()}; choose another with --web.listen-address"
         ) from None
+    # Accepted connections inherit it. Head and body leave in two writes, and without it a kept-alive client waits 40 ms
+    # for the second.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _bind(host: str, port: int) -> socket.socket:

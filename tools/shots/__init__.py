@@ -1,0 +1,1 @@
+"""Draws the dashboard from a real Prometheus with Grafana's own components."""
