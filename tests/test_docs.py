@@ -74,3 +74,18 @@ def test_nothing_names_a_machine() -> None:
     for path in [*PAGES, *SOURCES, REPOSITORY / "pyproject.toml", REPOSITORY / "Makefile"]:
         for word in ("/" + "work/", "/" + "root/", "../" + "shared"):
             assert word not in path.read_text(), f"{path.name} names {word}"
+
+
+def outline(text: str) -> tuple[list[str], list[int], list[str], list[str], int]:
+    """What two languages must share: code blocks, heading levels, code words, links, table rows."""
+    blocks = re.findall(r"```\w*\n.*?```", text, re.DOTALL)
+    prose = re.sub(r"```\w*\n.*?```", "", text, flags=re.DOTALL)
+    levels = [len(mark) for mark in re.findall(r"^(#+) ", prose, re.MULTILINE)]
+    words = re.findall(r"`([^`]+)`", prose)
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith("README")]
+    return blocks, levels, sorted(words), links, len(re.findall(r"^\|", prose, re.MULTILINE))
+
+
+def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:
+    english, chinese = ((REPOSITORY / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    assert outline(chinese) == outline(english)
