@@ -18,7 +18,8 @@ from fragscope.recording import ExpositionLine
 from fragscope.replay import Joiner
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import Visitor
-from fragscope.sources.scrape import Body, Client, Failure, Page, Parser
+from fragscope.sources.exposition import Page, Parser
+from fragscope.sources.scrape import Body, Client, Failure
 from fragscope.sources.vllm import read, wanted
 
 _TARGET = "bench"

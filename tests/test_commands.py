@@ -158,6 +158,38 @@ def test_record_of_a_dead_target_replays_as_dead(tmp_path: Path) -> None:
     assert all("refused" in error for error in errors)
 
 
+def test_record_into_a_closed_pipe_ends() -> None:
+    with serving(answering({"/metrics": page(GOOD.encode()), "/health": page(b"")})) as url:
+        done = subprocess.run(
+            f"{sys.executable} -m fragscope record --target {url} --interval 0.2 | head -1",
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    assert json.loads(done.stdout)["kind"] == "sample"
+    assert "Traceback" not in done.stderr
+
+
+def test_record_to_a_full_disk_is_a_sentence() -> None:
+    with serving(answering({"/metrics": page(GOOD.encode()), "/health": page(b"")})) as url:
+        done = run("record", "--target", url, "--interval", "0.2", "--for", "10", "--out", "/dev/full")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_does_not_hang_on_a_hung_read(sysfs: Path) -> None:
+    used = sysfs / "devices" / "pci" / "0000:c1:00.0" / "mem_info_vram_used"
+    used.unlink()
+    os.mkfifo(used)
+    with serving(answering({"/metrics": page(GOOD.encode()), "/health": page(b"")})) as url:
+        done = run("check", "--target", url)
+    assert done.returncode == 3
+    assert "has not been read in time" in re.sub(r"\s+", " ", done.stdout)
+
+
 def test_print_config_shows_values_and_where_they_came_from() -> None:
     done = run("serve", "--print-config", "--web.listen-address", ":1234", env={**os.environ, "FRAGSCOPE_HISTORY": "9"})
     assert "web_listen_address = ':1234'  # flag" in done.stdout
@@ -205,11 +237,15 @@ def test_a_phase_change_is_one_line_with_sentence_cause_and_numbers() -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        time.sleep(2.5)
-        daemon.send_signal(signal.SIGTERM)
-        _, logged = daemon.communicate(timeout=10)
-    rows = [json.loads(line) for line in logged.splitlines()]
-    verdicts = [row for row in rows if row["event"] == "verdict"]
+        assert daemon.stderr is not None
+        verdicts = []
+        for line in daemon.stderr:
+            row = json.loads(line)
+            verdicts += [row] if row["event"] == "verdict" else []
+            if verdicts and verdicts[-1]["phase"] == "clear":
+                break
+        daemon.terminate()
+        daemon.communicate(timeout=10)
     assert [row["phase"] for row in verdicts] == ["unknown", "clear"]
     assert {"sentence", "cause", "conditions", "numbers", "probability", "remedy"} <= set(verdicts[-1])
 

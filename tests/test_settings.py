@@ -92,6 +92,8 @@ def test_staleness_is_never_less_than_three_intervals() -> None:
         ("FRAGSCOPE_INTERVALS", "3", "FRAGSCOPE_INTERVALS is no setting"),
         ("FRAGSCOPE_INTERVAL_S", "soon", "interval_s is 'soon'"),
         ("FRAGSCOPE_INTERVAL_S", "0", "interval_s is '0'"),
+        ("FRAGSCOPE_INTERVAL_S", "inf", "interval_s is 'inf'"),
+        ("FRAGSCOPE_HALF_LIFE_S", "0", "half_life_s is 0"),
         ("FRAGSCOPE_TARGETS__0__UR", "http://x", "targets.0.ur is no setting"),
         ("FRAGSCOPE_TARGETS__0__URL", "localhost:8000", "targets.0.url is 'localhost:8000': must begin with http"),
         ("FRAGSCOPE_TARGETS__0__LABELS__NODE", "x", "only namespace, pod, container"),
@@ -122,7 +124,24 @@ def test_what_kubernetes_injects_for_a_service_is_no_mistake(monkeypatch: pytest
     monkeypatch.setenv("FRAGSCOPE_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("FRAGSCOPE_PORT", "tcp://10.0.0.1:23724")
     monkeypatch.setenv("FRAGSCOPE_PORT_23724_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("FRAGSCOPE_METRICS_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("FRAGSCOPE_METRICS_SERVICE_PORT_HTTP", "23724")
+    monkeypatch.setenv("FRAGSCOPE_METRICS_PORT", "tcp://10.0.0.1:23724")
+    monkeypatch.setenv("FRAGSCOPE_METRICS_PORT_23724_TCP", "tcp://10.0.0.1:23724")
     load()
+
+
+def test_a_port_of_our_own_making_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGSCOPE_WEB_PORT", "9100")
+    with pytest.raises(ConfigError, match="FRAGSCOPE_WEB_PORT"):
+        load()
+
+
+def test_a_threshold_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGSCOPE_TARGETS__0__THRESHOLDS__TREND_BUCKETS", "20")
+    settings = load()
+    assert settings.parameters(settings.targets[0]).trend_buckets == 20
+    assert isinstance(settings.parameters(settings.targets[0]).trend_buckets, int)
 
 
 @pytest.mark.parametrize(

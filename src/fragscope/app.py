@@ -133,6 +133,7 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
         detector=detector_of(settings, target),
         stale_after_s=parameters.stale_after_s,
+        anew=lambda: Detector(target.name, parameters),
         wanted_gpus=target.gpus,
         expected_gpus=target.expected_gpus,
     )

@@ -35,7 +35,10 @@ def look(settings: Settings) -> list[Seen]:
     """One pass over every configured source."""
     clock = Clock()
     feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, threading.Event())
-    feed.step()
+    # A read that hangs must not hang the check: its thread is left behind.
+    reader = threading.Thread(target=feed.step, daemon=True)
+    reader.start()
+    reader.join(settings.total_timeout_s)
     snapshot = feed.take()
     found: list[Seen] = []
     for target in settings.targets:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fragscope import __version__
-from fragscope.settings import ConfigError, Settings, load, origins
+from fragscope.detect.parameters import Parameters
+from fragscope.settings import ConfigError, Settings, Target, load, origins
 
 EXIT_CLEAR, EXIT_FOUND, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
 
@@ -255,15 +256,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     from fragscope.report import console  # noqa: PLC0415
 
     settings = load(arguments.config)
-    parameters = settings.parameters(settings.targets[0])
+    named = {target.name: target for target in settings.targets}
+
+    def parameters_of(target: str) -> Parameters:
+        return settings.parameters(named.get(target, Target()))
+
+    as_json = arguments.format == "json"
     try:
-        return replay_files(
-            arguments.files,
-            parameters,
-            console(),
-            as_json=arguments.format == "json",
-            scored=arguments.labels,
-        )
+        return replay_files(arguments.files, parameters_of, console(), as_json=as_json, scored=arguments.labels)
     except OSError as error:
         return _refuse(f"{error.filename or 'the recording'} cannot be read: {error.strerror or error}")
 
@@ -275,6 +275,8 @@ def _record(arguments: argparse.Namespace) -> int:
     _quiet()
     try:
         written = record(settings, arguments.out, arguments.seconds, raw=arguments.raw)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return _refuse(f"{arguments.out} cannot be written: {error.strerror or error}")
     print(f"fragscope: {written} samples written to {arguments.out}", file=sys.stderr)

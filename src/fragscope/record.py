@@ -3,6 +3,7 @@
 import gzip
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, cast
 
@@ -13,6 +14,7 @@ from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll
 from fragscope.settings import Settings
 
+_LOOK_S = 0.2
 _ERRORS = {Reason.TIMEOUT: "timed out", Reason.REFUSED: "connection refused"}
 
 
@@ -22,16 +24,20 @@ class Writer:
     def __init__(self, stream: IO[bytes], *, raw: bool) -> None:
         self._stream = stream
         self._raw = raw
-        self._lock = threading.Lock()
         self.samples = 0
+        self.error: OSError | None = None
 
     def tap(self, sample: Sample, poll: EnginePoll | None) -> None:
         """Takes one sample, and the poll it was made of."""
+        if self.error is not None:
+            return
         lines = raw_lines(sample, poll) if self._raw else [encode_sample(sample)]
-        with self._lock:
+        try:
             self._stream.write(b"".join(line + b"\n" for line in lines))
             self._stream.flush()
             self.samples += 1
+        except OSError as error:
+            self.error = error
 
 
 def raw_lines(sample: Sample, poll: EnginePoll | None) -> list[bytes]:
@@ -68,9 +74,14 @@ def record(settings: Settings, out: str, seconds: float | None, *, raw: bool) ->
         core: Core = build_core(settings, Clock(), stop, writer.tap)
         hold_signals()
         core.start()
-        wait_for_signal(seconds)
+        until = None if seconds is None else time.monotonic() + seconds
+        while writer.error is None and not wait_for_signal(_LOOK_S):
+            if until is not None and time.monotonic() >= until:
+                break
         stop.set()
         core.poller.join(2)
+        if writer.error is not None:
+            raise writer.error
         return writer.samples
 
 

@@ -1,11 +1,13 @@
 """A recording through the detector: the same samples, in the same order, as the daemon would have made."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fragscope.detect.detector import Detector
 from fragscope.detect.parameters import Parameters
+from fragscope.detect.statistics import Spacing
 from fragscope.explain.lines import read_line
 from fragscope.model import (
     MEMORY_CAUSES,
@@ -31,10 +33,12 @@ from fragscope.recording import (
     LogLine,
     SampleLine,
 )
-from fragscope.sources.scrape import Body, Failure, Parser, failure_from_text
+from fragscope.sources.exposition import Parser
+from fragscope.sources.scrape import Body, Failure, failure_from_text
 from fragscope.sources.vllm import read, wanted
 
 DEFAULT_TARGET = "vllm"
+_FOR_ALL_KEPT = 256
 
 
 class Joiner:
@@ -46,6 +50,9 @@ class Joiner:
         self._parser = Parser(wanted)
         self._gpus: dict[str, GpuReading] = {}
         self._gpu_at: float | None = None
+        self._most_gpus: dict[str, int] = {}
+        self._incomplete: str | None = None
+        self._spacing = Spacing()
         self._peaks: dict[str, int] = {}
         self._allocators: dict[tuple[str, int], AllocatorReading] = {}
         self._facts: list[LogFact] = []
@@ -55,6 +62,7 @@ class Joiner:
     def poll(self, line: ExpositionLine) -> Sample:
         """The sample of one exposition line."""
         engines, gaps = self._engines(line)
+        self._spacing.observe(line.at)
         self._pending_at = None
         return self._sample(line.at, engines, gaps)
 
@@ -69,6 +77,9 @@ class Joiner:
         self._pending_at = line.at
         self._gpu_at = line.at
         self._gpus = {}
+        most = self._most_gpus[line.source] = max(len(line.devices), self._most_gpus.get(line.source, 0))
+        short = len(line.devices) < most
+        self._incomplete = f"{len(line.devices)} of {most} GPUs are left" if short else None
         for device in line.devices:
             peak = max(device.peak_used_bytes or 0, device.used_bytes, self._peaks.get(device.gpu, 0))
             self._peaks[device.gpu] = peak
@@ -106,6 +117,15 @@ class Joiner:
         if fact is not None:
             self._facts.append(fact)
 
+    def with_log(self, sample: Sample) -> Sample:
+        """A ready-made sample with what `log` lines beside it said."""
+        self._pending_at = None
+        if not self._log_seen:
+            return sample
+        facts, self._facts = tuple(self._facts), []
+        gaps = tuple(gap for gap in sample.gaps if gap.part is not Part.LOG)
+        return replace(sample, log_facts=sample.log_facts + facts, gaps=gaps)
+
     def _engines(self, line: ExpositionLine) -> tuple[tuple[EngineReading, ...], list[Gap]]:
         if line.text is None:
             failure = failure_from_text(line.error or "no answer recorded")
@@ -117,15 +137,20 @@ class Joiner:
         return answer.engines, [answer.gap] if answer.gap is not None else []
 
     def _sample(self, at: float, engines: tuple[EngineReading, ...], gaps: list[Gap]) -> Sample:
-        fresh = self._gpu_at is not None and at - self._gpu_at <= self._stale_after_s
+        limit_s = max(self._stale_after_s, 3 * self._spacing.typical_s)
+        fresh = self._gpu_at is not None and at - self._gpu_at <= limit_s
         if not fresh:
             gaps.append(Gap(Part.GPU, Reason.ABSENT if self._gpu_at is None else Reason.STALE))
-        allocators = [a for a in self._allocators.values() if at - a.at <= self._stale_after_s]
+        elif self._incomplete is not None:
+            gaps.append(Gap(Part.GPU, Reason.ABSENT, self._incomplete))
+        allocators = [a for a in self._allocators.values() if at - a.at <= limit_s]
         if not allocators:
             gaps.append(Gap(Part.ALLOCATOR, Reason.STALE if self._allocators else Reason.ABSENT))
         if not self._log_seen:
             gaps.append(Gap(Part.LOG, Reason.ABSENT))
-        gpus = tuple(self._gpus.values()) if fresh else ()
+        gpus = tuple(self._gpus.values()) if fresh and self._incomplete is None else ()
+        # One peak belongs to one sample.
+        self._gpus = {name: replace(gpu, peak_used_bytes=None) for name, gpu in self._gpus.items()}
         facts, self._facts, self._peaks = tuple(self._facts), [], {}
         return Sample(at, self._target, engines, gpus, tuple(allocators), facts, tuple(gaps))
 
@@ -140,13 +165,20 @@ class _Track:
 
 
 class Replayer:
-    """Feeds lines to one detector per target; `tap` sees every sample before it is judged."""
+    """Feeds lines to one detector per target; `tap` sees every sample before it is judged.
 
-    def __init__(self, parameters: Parameters | None = None, tap: Callable[[Sample], None] | None = None) -> None:
-        self._p = parameters or Parameters()
+    `parameters_of` gives each target's thresholds by its name.
+    """
+
+    def __init__(
+        self,
+        parameters_of: Callable[[str], Parameters] = lambda _: Parameters(),
+        tap: Callable[[Sample], None] | None = None,
+    ) -> None:
+        self._parameters_of = parameters_of
         self._tap = tap
         self._tracks: dict[str, _Track] = {}
-        self._for_all: list[Line] = []
+        self._for_all: deque[Line] = deque(maxlen=_FOR_ALL_KEPT)
         self.labels: list[LabelLine] = []
 
     def feed(self, line: Line) -> Iterator[Assessment]:
@@ -170,17 +202,17 @@ class Replayer:
     def _targets_of(self, line: Line) -> list[str]:
         if line.target is not None:
             return [line.target]
-        if self._tracks:
-            return list(self._tracks)
         if isinstance(line, ExpositionLine):
-            return [DEFAULT_TARGET]
+            return list(self._tracks) or [DEFAULT_TARGET]
+        # A target that is met later gets it as well.
         self._for_all.append(line)
-        return []
+        return list(self._tracks)
 
     def _track(self, target: str) -> _Track:
         track = self._tracks.get(target)
         if track is None:
-            track = _Track(Joiner(target, self._p.stale_after_s), Detector(target, self._p))
+            parameters = self._parameters_of(target)
+            track = _Track(Joiner(target, parameters.stale_after_s), Detector(target, parameters))
             self._tracks[target] = track
             for line in self._for_all:
                 self._step(track, line)
@@ -189,7 +221,7 @@ class Replayer:
     def _step(self, track: _Track, line: Line) -> Assessment | None:
         if isinstance(line, SampleLine):
             track.raw = False if track.raw is None else track.raw
-            return self._observe(track, line.sample) if not track.raw else None
+            return self._observe(track, track.joiner.with_log(line.sample)) if not track.raw else None
         if isinstance(line, ExpositionLine):
             track.raw = True if track.raw is None else track.raw
             return self._observe(track, track.joiner.poll(line)) if track.raw else None
@@ -238,13 +270,29 @@ class Timeline:
                 yield verdict
 
     def finals(self) -> list[tuple[Verdict, dict[str, list[float]]]]:
-        """The last verdict of every engine with the causes and conditions seen: name -> [first, last]."""
-        known = {target for target, engine in self._stories if engine is not None}
+        """The last verdict of every engine with the causes and conditions seen: name -> [first, last].
+
+        What was superseded is none: the time before an engine was known, an engine that was forgotten.
+        """
+        last_at: dict[str, float] = {}
+        for (target, _), story in self._stories.items():
+            last_at[target] = max(story.last.at, last_at.get(target, story.last.at))
         return [
-            (story.last, story.seen)
+            (story.last, self._seen(target, engine))
             for (target, engine), story in self._stories.items()
-            if engine is not None or target not in known
+            if story.last.at == last_at[target]
         ]
+
+    def _seen(self, target: str, engine: str | None) -> dict[str, list[float]]:
+        """An engine's own story; that of a target without one is everything."""
+        if engine is not None:
+            return self._stories[target, engine].seen
+        merged: dict[str, list[float]] = {}
+        for (other, _), story in self._stories.items():
+            for name, (first, last) in story.seen.items() if other == target else ():
+                known = merged.setdefault(name, [first, last])
+                merged[name] = [min(first, known[0]), max(last, known[1])]
+        return merged
 
     def _changed(self, verdict: Verdict) -> bool:
         told = (verdict.phase, verdict.cause, verdict.conditions)

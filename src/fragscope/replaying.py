@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
@@ -14,13 +14,15 @@ from fragscope.replay import Alarms, Replayer, Score, Timeline, rank, replay, sc
 from fragscope.wire import encode, verdict_object
 
 
-def replay_files(files: list[str], parameters: Parameters, out: Console, *, as_json: bool, scored: bool) -> int:
+def replay_files(
+    files: list[str], parameters_of: Callable[[str], Parameters], out: Console, *, as_json: bool, scored: bool
+) -> int:
     """Prints the timeline and the final verdicts; returns 0, 1, 2 (nothing readable) or 3.
 
     Raises OSError where a file cannot be opened.
     """
     tally = Tally()
-    replayer, timeline, alarms = Replayer(parameters), Timeline(), Alarms()
+    replayer, timeline, alarms = Replayer(parameters_of), Timeline(), Alarms()
     for assessment in replay(_all_lines(files, tally), replayer):
         alarms.observe(assessment)
         for verdict in timeline.observe(assessment):

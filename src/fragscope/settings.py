@@ -5,6 +5,7 @@ With nothing set at all it is right for a sidecar. Unknown keys and stray FRAGSC
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -54,7 +55,7 @@ def _common(name: str) -> Any:
 _COMMON = tuple(sorted({item.name for item in fields(Parameters)} - {item.name for item in fields(Thresholds)}))
 _PER_TARGET = frozenset(item.name for item in fields(Parameters)) - {"weights"}
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Target(BaseModel):
@@ -190,7 +191,7 @@ class Settings(BaseSettings):
         """What the detector of one target is set by."""
         values = {item.name: getattr(self.thresholds, item.name) for item in fields(Thresholds)}
         values |= {name: getattr(self, name) for name in _COMMON}
-        values |= target.thresholds
+        values |= {name: type(values[name])(value) for name, value in target.thresholds.items()}
         values["stale_after_s"] = max(values["stale_after_s"], 3 * self.interval_s)
         return Parameters(**values)
 
@@ -268,17 +269,24 @@ def _refuse_strays(environment: Mapping[str, str]) -> None:
     """pydantic-settings ignores top-level names that it does not know; a typo must not."""
     known = {name.upper() for name in Settings.model_fields}
     for name in sorted(environment):
-        if not name.startswith(ENV_PREFIX) or name in _OWN_NAMES or _kubernetes_made(name):
+        if not name.startswith(ENV_PREFIX) or name in _OWN_NAMES or _kubernetes_made(name, environment[name]):
             continue
         head = name.removeprefix(ENV_PREFIX).split(_NESTED)[0].upper()
         if head not in known:
             raise ConfigError(f"{name} is no setting of fragscope; see `fragscope serve --print-config` for the names")
 
 
-def _kubernetes_made(name: str) -> bool:
-    """A Service named `fragscope` makes Kubernetes inject such names into every pod of its namespace."""
+_SERVICE = re.compile(r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?)")
+_LINK = re.compile(r"(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+
+
+def _kubernetes_made(name: str, value: str) -> bool:
+    """A Service called fragscope or fragscope-x makes Kubernetes inject such names into every pod of its namespace."""
     rest = name.removeprefix(ENV_PREFIX)
-    return rest in ("SERVICE_HOST", "PORT") or rest.startswith(("SERVICE_PORT", "PORT_"))
+    if _SERVICE.fullmatch(rest):
+        return True
+    numbered = re.search(r"_\d+_(TCP|UDP|SCTP)", rest) is not None
+    return _LINK.fullmatch(rest) is not None and (numbered or value.startswith(("tcp://", "udp://", "sctp://")))
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:

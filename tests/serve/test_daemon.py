@@ -59,7 +59,7 @@ def refused(at: float) -> EnginePoll:
 
 
 def watch_of(feed: EngineFeed, **given: object) -> Watch:
-    return Watch("vllm", "http://x", {}, feed, Detector("vllm"), 15.0, **given)  # type: ignore[arg-type]
+    return Watch("vllm", "http://x", {}, feed, Detector("vllm"), 15.0, lambda: Detector("vllm"), **given)  # type: ignore[arg-type]
 
 
 def eventually(claim: object, within_s: float = 5.0) -> None:
@@ -283,6 +283,33 @@ def test_one_targets_trouble_does_not_stop_the_others(sysfs: Path, stop: threadi
     board = Board(View(0.0))
     Poller(watches, gpu_feed, board, clock, stop, interval_s=5.0).tick()
     assert [target.assessment is not None for target in board.view.targets] == [False, True]
+
+
+def test_a_detector_that_keeps_raising_is_counted_and_replaced(sysfs: Path, stop: threading.Event) -> None:
+    class Broken(Detector):
+        def observe(self, _sample: Sample) -> Assessment:
+            raise RuntimeError("a bug")
+
+    clock = FakeClock()
+    gpu_feed = GpuFeed(sysfs, 20, clock, stop)
+    gpu_feed.step()
+    feed = EngineFeed("vllm", FakeVisitor([good(1000 + 5 * i) for i in range(5)]), 5.0, clock, stop)
+    watch = watch_of(feed)
+    watch.detector = Broken("vllm")
+    board = Board(View(0.0))
+    poller = Poller([watch], gpu_feed, board, clock, stop, interval_s=5.0)
+    for _ in range(4):
+        feed.step()
+        poller.tick()
+    assert board.view.targets[0].detector_failures_total == 3
+    assert board.view.targets[0].assessment is not None
+
+
+def test_half_a_days_refusals_do_not_break_the_back_off(stop: threading.Event) -> None:
+    clock = FakeClock()
+    feed = EngineFeed("vllm", FakeVisitor([refused(0)] * 3000), 5.0, clock, stop)
+    delays = [feed.step() for _ in range(3000)]
+    assert 25 < delays[-1] < 32
 
 
 def test_a_late_tick_is_skipped_and_not_made_up_for(sysfs: Path, stop: threading.Event) -> None:

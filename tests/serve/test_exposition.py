@@ -96,6 +96,7 @@ def test_the_alert_is_up_while_suspected_and_absent_while_unknown() -> None:
     suspected = Story()
     crash_without_room(suspected)
     page = page_of(view_of(suspected))
+    assert value(page, "fragscope_requests_lost_total") == 0, "not before it is sure that the process is gone"
     assert value(page, "fragscope_pseudo_oom_suspected") == 1
     assert value(page, "fragscope_fragmentation_suspected") == 1
     assert value(page, "fragscope_fragmentation_confirmed") == 0
@@ -103,7 +104,8 @@ def test_the_alert_is_up_while_suspected_and_absent_while_unknown() -> None:
     assert value(page, "fragscope_verdict_cause", cause="memory_undetermined") == 1
     assert value(page, "fragscope_verdict_cause", cause="none") == 0
     assert value(page, "fragscope_engine_up") == 0
-    assert value(page, "fragscope_requests_lost_total") == 12
+    suspected.refuse(ticks=13)
+    assert value(page_of(view_of(suspected)), "fragscope_requests_lost_total") == 12
 
 
 def test_an_exhausted_card_is_no_fragmentation() -> None:

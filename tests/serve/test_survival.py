@@ -20,7 +20,7 @@ from fragscope.model import Cause, Fact, Phase, Sample
 from fragscope.recording import Tally, read_lines
 from fragscope.replay import Replayer, Timeline, replay
 from fragscope.serve.flight import AFTERMATH_S, FlightRecorder, Incident
-from fragscope.serve.keeper import INCIDENTS, Keeper, Limits, read_state, state_file
+from fragscope.serve.keeper import INCIDENTS, Keeper, Limits, opened, read_state, sealed, state_file
 from tests.serve.test_exposition import series
 from tests.stories import CARD, GIB, Story, crash_without_room
 
@@ -128,6 +128,11 @@ def test_the_recorder_forgets_what_is_too_old_or_too_much() -> None:
     assert tape.size_bytes == sum(len(line) for _, line in tape.lines)
 
 
+def test_targets_never_share_a_state_file(tmp_path: Path) -> None:
+    assert state_file(tmp_path, "a/b") != state_file(tmp_path, "a_b")
+    assert state_file(tmp_path, "../b").parent == tmp_path
+
+
 def keeper_of(folder: Path, limits: Limits | None = None) -> Keeper:
     return Keeper(folder, limits or Limits(), threading.Event())
 
@@ -166,7 +171,7 @@ def test_only_the_newest_state_is_written(tmp_path: Path) -> None:
     for i in range(5):
         keeper.keep_state("vllm", {"n": i})
     keeper.flush()
-    assert json.loads(state_file(tmp_path, "vllm").read_text()) == {"n": 4}
+    assert json.loads(opened(state_file(tmp_path, "vllm").read_bytes())) == {"n": 4}
     assert [path.name for path in tmp_path.iterdir()] == ["state-vllm.json"]
 
 
@@ -175,7 +180,10 @@ def test_state_that_is_corrupt_or_too_old_is_ignored(tmp_path: Path) -> None:
     assert read_state(tmp_path, "vllm", 100) is None
     path.write_bytes(b'{"format": 1, "sha')
     assert read_state(tmp_path, "vllm", 100) is None
-    path.write_bytes(b"{}")
+    whole = sealed(b'{"format": 1}')
+    path.write_bytes(whole.replace(b"1}", b"2}"))
+    assert read_state(tmp_path, "vllm", 100) is None
+    path.write_bytes(whole)
     assert read_state(tmp_path, "vllm", 100) is not None
     os.utime(path, (time.time() - 1000, time.time() - 1000))
     assert read_state(tmp_path, "vllm", 100) is None
@@ -243,7 +251,6 @@ def test_a_daemon_killed_while_suspecting_comes_back_suspecting(tmp_path: Path) 
         daemon.wait(10)
         world.end()
     assert after[suspected] == 1, "the first thing it says is what it said last"
-    assert total(after, "fragscope_requests_lost_total") >= total(before, "fragscope_requests_lost_total") > 0
     # One interval's worth may be lost: at most what came in while nobody looked.
     answered = "fragscope_request_outcomes_total"
     assert total(after, answered) >= total(before, answered) - 0.05 * total(before, answered)

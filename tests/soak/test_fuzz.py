@@ -8,7 +8,8 @@ import time
 from fragscope.explain.lines import read_line
 from fragscope.recording import Tally, parse_line
 from fragscope.replay import Replayer
-from fragscope.sources.scrape import Body, Page, Parser
+from fragscope.sources.exposition import Page, Parser
+from fragscope.sources.scrape import Body
 from fragscope.sources.vllm import read, wanted
 from tests.paths import VLLM_032
 

@@ -10,7 +10,8 @@ import pytest
 from fragscope.model import EngineReading, Gap, Reason
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll, Visitor
-from fragscope.sources.scrape import Access, Body, Client, Failure, Page, Parser
+from fragscope.sources.exposition import Page, Parser
+from fragscope.sources.scrape import Access, Body, Client, Failure
 from fragscope.sources.vllm import Answer, read, wanted
 from tests.servers import (
     Behaviour,
@@ -313,3 +314,33 @@ def test_a_bearer_token_is_read_anew_for_every_poll(tmp_path: Path) -> None:
     assert missing.reason is Reason.DENIED
     assert "Authorization: Bearer first" in heads[0]
     assert "Authorization: Bearer second" in heads[1]
+
+
+def test_a_number_of_four_hundred_digits_is_no_number() -> None:
+    huge = f'vllm:num_preemptions_total{{engine="0",model_name="m"}} {"1" * 400}'
+    answer = answer_of(GOOD + huge + "\n")
+    assert only(answer).running == 3
+
+
+def test_a_value_with_underscores_is_malformed_also_where_its_line_is_known() -> None:
+    parser = Parser(wanted)
+    for value, bad in (("10", 0), ("1_0", 1)):
+        page = parser.parse(Body(f'vllm:num_requests_running{{engine="0"}} {value}\n', ""))
+        assert isinstance(page, Page)
+        assert len(page.malformed) == bad
+
+
+def test_a_bare_number_behind_a_tabbed_line_is_never_that_lines_value() -> None:
+    parser = Parser(wanted)
+    first, second = (parser.parse(Body(text, "")) for text in ("process_start_time_seconds\t5\n", "41.4\n"))
+    assert isinstance(first, Page)
+    assert isinstance(second, Page)
+    assert first.families["process_start_time_seconds"][0].value == 5
+    assert second.families == {}
+
+
+def test_a_version_nested_without_end_is_not_known() -> None:
+    pages = {"/metrics": page(GOOD.encode()), "/version": page(b"[" * 100_000)}
+    with serving(answering(pages)) as url:
+        found = poll(url)
+    assert found.engines[0].version is None

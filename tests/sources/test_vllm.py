@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fragscope.model import EngineReading
-from fragscope.sources.scrape import Body, Failure, Page, Parser
+from fragscope.sources.exposition import Page, Parser
+from fragscope.sources.scrape import Body, Failure
 from fragscope.sources.vllm import read, wanted
 from tests.paths import VLLM_032
 

@@ -78,8 +78,11 @@ def judge(
         memory_shares(told.facts, parameters) if told is not None and confirmed else {Cause.MEMORY_UNDETERMINED: 1.0}
     )
     probabilities = {cause: probability * share for cause, share in shares.items()}
-    probabilities[_other_cause(circumstances, told)] = 1 - probability
-    cause = max(probabilities, key=lambda name: probabilities[name])
+    other = _other_cause(circumstances, told)
+    probabilities[other] = 1 - probability
+    likeliest = max(probabilities, key=lambda name: probabilities[name])
+    # Without a look at the GPUs or the allocator's words the prior alone would name memory.
+    cause = likeliest if confirmed or circumstances.headroom is not None else other
     return Judgement(score, probabilities, cause, confirmed, evidence)
 
 

@@ -28,7 +28,7 @@ class Correlation:
         tried = outcomes.ok + outcomes.server_error
         self._recent.add(at, outcomes.server_error, tried)
         self._answered.add(at, outcomes.server_error, tried)
-        self._background.add(at, outcomes.server_error, tried, storm=self._gate(at, self._p.gate_ratio))
+        self._background.add(at, outcomes.server_error, tried, storm=self._background.known(at) and self.failing(at))
         band = self._band(usage_ratio)
         if band is None:
             return
@@ -121,10 +121,14 @@ class _Background:
             self._kept.add(at, *self._stage)
             self._stage, self._stage_at = (0.0, 0.0), at
 
+    def known(self, at: float) -> bool:
+        """Whether enough was seen; until then everything is learned, and nothing excused by it."""
+        seen_s = at - self._first_at if self._first_at is not None else 0.0
+        return seen_s >= self._p.baseline_min_s and self._kept.values(at)[1] >= self._p.baseline_min_outcomes
+
     def ratio(self, at: float) -> float:
         """The floor for the gate: half a percent, or three times the background once that is known."""
         k, n = self._kept.values(at)
-        known = self._first_at is not None and at - self._first_at >= self._p.baseline_min_s
-        if not known or n < self._p.baseline_min_outcomes:
+        if not self.known(at):
             return self._p.gate_ratio
         return max(self._p.gate_ratio, self._p.gate_baseline_factor * k / n)

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 from fragscope.detect.attribution import Circumstances
 from fragscope.detect.correlation import Correlation
+from fragscope.detect.engine import EngineWindow
 from fragscope.detect.episodes import Docket
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.signals import Finding, Lingering, engine_findings, target_findings
+from fragscope.detect.testimony import Span
 from fragscope.detect.verdict import (
     PhaseMachine,
     Presence,
@@ -18,7 +20,7 @@ from fragscope.detect.verdict import (
     sentence_of,
 )
 from fragscope.detect.vram import Headroom, Vram
-from fragscope.detect.window import Answer, BeforeDeath, EngineWindow, TargetWindow, Turn
+from fragscope.detect.window import Answer, BeforeDeath, TargetWindow, Turn
 from fragscope.model import (
     Assessment,
     Cause,
@@ -56,6 +58,8 @@ class Detector:
         self._log_since: float | None = None
         self._restarts = {"planned": 0, "unplanned": 0, "unknown": 0}
         self._lost_total = 0.0
+        self._lost: tuple[float | None, float] | None = None
+        self._process_since = float("-inf")
         self._at = float("-inf")
         self._offset_s = 0.0
 
@@ -64,9 +68,11 @@ class Detector:
         sample = self._in_order(sample)
         self._at = at = max(self._at, sample.at)
         self._listen(sample, at)
+        if self._window.process is not None:
+            self._process_since = self._window.process.first_seen_at
         turn = self._window.observe(sample)
         if sample.log_facts:
-            self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._last_good_at(at))
+            self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._span(at))
         if turn.died:
             self._died(at, turn.before)
         if turn.restarted or turn.returned:
@@ -75,6 +81,8 @@ class Detector:
         self._vram.observe(at, sample.gpus, serving=self._serving(), warm=self._warm(at))
         self._weigh_failures(at, turn)
         self._docket.advance(at)
+        if self._docket.open is None:
+            self._count_lost(at)
         self._forget_the_gone(at)
         return self._assess(at, turn)
 
@@ -105,8 +113,13 @@ class Detector:
             self._presence.silence("gpu")
         self._presence.observe(at, spoke)
 
-    def _last_good_at(self, at: float) -> float:
-        return self._window.last_good_at if self._window.last_good_at is not None else at
+    def _span(self, at: float, died_at: float | None = None, last_good_at: float | None = None) -> Span:
+        """What a fact must lie in to bear on the present process; before one answered, everything does."""
+        process = self._window.process
+        alive_since = process.first_seen_at if process is not None and process.dead_at is None else float("-inf")
+        since = self._process_since if died_at is not None else alive_since
+        good_at = last_good_at if last_good_at is not None else self._window.last_good_at
+        return Span(since, good_at if good_at is not None else at, died_at)
 
     def _serving(self) -> bool:
         process = self._window.process
@@ -126,10 +139,13 @@ class Detector:
             crashed=crashed,
             usage_ratio=self._window.usage_ratio(),
             headroom=self._headroom(),
-            growing=self._vram.growing(),
+            growing=self._growing(),
             queueing=any(_waits(engine) for engine in self._window.engines.values()),
             log_present=self._log_since is not None and last is not None and self._log_since <= last.at,
         )
+
+    def _growing(self) -> bool | None:
+        return self._vram.growing() if self._presence.has("gpu", self._at) else None
 
     def _headroom(self) -> Headroom | None:
         return self._vram.headroom_now() if self._presence.has("gpu", self._at) else None
@@ -137,11 +153,12 @@ class Detector:
     def _died(self, at: float, before: BeforeDeath | None) -> None:
         last_good_at = before.last_good_at if before is not None else at
         headroom = self._vram.headroom_before_death(last_good_at - self._p.window_s, at)
+        died_at = self._window.first_bad_at if self._window.first_bad_at is not None else at
         circumstances = Circumstances(
             crashed=True,
             usage_ratio=before.usage_ratio if before is not None else None,
             headroom=headroom,
-            growing=self._vram.growing(),
+            growing=self._growing(),
             lost=before.lost if before is not None else None,
             worked=before.worked if before is not None else None,
             drained=before.drained if before is not None else None,
@@ -149,16 +166,26 @@ class Detector:
             log_present=self._log_since is not None and self._log_since <= last_good_at,
             earlier_crash=self._docket.earlier_crash(at),
         )
-        self._docket.died(at, circumstances, last_good_at)
+        self._docket.died(at, circumstances, self._span(at, died_at, last_good_at))
         if before is not None and before.lost and not before.drained:
-            self._lost_total += before.lost
-            self._correlation.lose(at, before.usage_ratio, before.lost)
+            self._lost = (before.usage_ratio, before.lost)
 
     def _came_back(self, at: float, turn: Turn) -> None:
         if turn.restarted:
             self._restarts[self._kind_of_restart()] += 1
             self._vram.rebase()
+            self._count_lost(at)
+        if turn.returned:
+            self._lost = None
         self._docket.answered(at, restarted=turn.restarted, returned=turn.returned)
+
+    def _count_lost(self, at: float) -> None:
+        """Once it is sure that the process is gone: a server that was only cut off has lost nothing."""
+        if self._lost is not None:
+            usage_ratio, lost = self._lost
+            self._lost_total += lost
+            self._correlation.lose(at, usage_ratio, lost)
+        self._lost = None
 
     def _kind_of_restart(self) -> str:
         episode = self._docket.latest(self._at - self._p.forget_s)
@@ -176,13 +203,17 @@ class Detector:
         if turn.answer is not Answer.GOOD or turn.total is None or turn.total.outcomes.server_error <= 0:
             return
         if self._correlation.failing(at):
-            self._docket.failed(at, self._circumstances(crashed=False))
+            self._docket.failed(at, self._circumstances(crashed=False), self._span(at))
 
     def _forget_the_gone(self, at: float) -> None:
         process = self._window.process
+        newest = self._docket.newest_held()
+        if process is None and newest is not None and at - newest.last_at >= self._p.forget_s:
+            self._docket.end_held()
         if process is None or process.dead_at is None or at - process.dead_at < self._p.forget_s:
             return
         self._window.forget()
+        self._vram.rebase()
         self._engine_lingering.clear()
         self._presence.forget()
         self._docket.end_held()
@@ -190,9 +221,7 @@ class Detector:
     def _assess(self, at: float, turn: Turn) -> Assessment:
         fresh = turn.answer is Answer.GOOD
         enough = self._presence.enough(at, engine_gone=self._window.dead)
-        engine_up = fresh or (
-            turn.answer is Answer.SILENT and not self._window.dead and self._window.process is not None
-        )
+        engine_up = self._window.last_polled is Answer.GOOD
         stand = self._phase.update(at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up)
         shared = self._target_lingering.update(at, target_findings(self._window, at, self._p, fresh=fresh))
         missing = tuple(kind for kind in EVIDENCE if not self._presence.has(kind, at))
@@ -205,6 +234,8 @@ class Detector:
     def _findings(self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool) -> list[Finding]:
         if engine is None or engine.reading is None:
             return shared
+        present = self._window.engines
+        self._engine_lingering = {name: kept for name, kept in self._engine_lingering.items() if name in present}
         lingering = self._engine_lingering.setdefault(engine.reading.engine, Lingering(self._p))
         awake = fresh or not self._window.dead
         own = engine_findings(engine, self._p, fresh=fresh) if awake else []

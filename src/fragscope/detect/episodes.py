@@ -5,17 +5,14 @@ is the unit of inference. What a log says later re-weighs an episode while it is
 """
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fragscope.detect.attribution import Circumstances, Judgement, judge, weigh
 from fragscope.detect.parameters import Parameters
+from fragscope.detect.testimony import Span, Testimony
 from fragscope.model import MEMORY_CAUSES, Cause, Fact, LogFact
 
-_FACTS_KEPT = 64
 _HISTORY_KEPT = 32
-_INTERLEAVED_S = 5.0
-"""Several processes write one log: a death notice may overtake the message that explains it."""
 
 
 @dataclass(slots=True)
@@ -25,7 +22,7 @@ class Episode:
     opened_at: float
     last_at: float
     circumstances: Circumstances
-    last_good_at: float
+    span: Span
     earlier: float
     judgement: Judgement
     told: LogFact | None = None
@@ -53,44 +50,6 @@ class Past:
     crashed: bool
 
 
-class Testimony:
-    """What the log (and the planned-stop marker) said of the present process, in order of time."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        self._p = parameters
-        self._facts: deque[LogFact] = deque(maxlen=_FACTS_KEPT)
-
-    def add(self, fact: LogFact) -> None:
-        """Keeps a fact; facts may arrive late, so they are ordered by their own time."""
-        known = list(self._facts)
-        if fact in known:
-            return
-        self._facts = deque(sorted([*known, fact], key=lambda f: f.at), maxlen=_FACTS_KEPT)
-
-    def clear(self) -> None:
-        """Forgets the old process."""
-        self._facts.clear()
-
-    def of_death(self, last_good_at: float) -> LogFact | None:
-        """What came first explains the rest; an out-of-memory message outranks a death notice it trails."""
-        relevant = [fact for fact in self._facts if self._bears_on(fact, last_good_at)]
-        if not relevant:
-            return None
-        first = relevant[0]
-        ooms = [fact for fact in relevant if fact.what is Fact.OOM]
-        trails = first.what is Fact.ENGINE_DEATH and bool(ooms) and ooms[0].at - first.at <= _INTERLEAVED_S
-        if ooms and (first.what is Fact.OOM or trails):
-            return next((fact for fact in ooms if {"tried", "free"} <= fact.facts.keys()), ooms[0])
-        return first
-
-    def _bears_on(self, fact: LogFact, last_good_at: float) -> bool:
-        if fact.what is Fact.SHUTDOWN:
-            return True
-        if fact.what is Fact.PLANNED_STOP:
-            return fact.at >= last_good_at - self._p.planned_stop_valid_s
-        return fact.at >= last_good_at - self._p.episode_gap_s
-
-
 class Docket:
     """All episodes of one target: at most one open, a few past ones remembered."""
 
@@ -103,34 +62,34 @@ class Docket:
         self.opened_total = 0
         self.memory_failures: dict[Cause, int] = dict.fromkeys(MEMORY_CAUSES, 0)
 
-    def hear(self, facts: tuple[LogFact, ...], at: float, circumstances: Circumstances, last_good_at: float) -> None:
+    def hear(self, facts: tuple[LogFact, ...], at: float, circumstances: Circumstances, span: Span) -> None:
         """Takes what the log said; an out-of-memory message opens an episode by itself."""
         for fact in facts:
             self._testimony.add(fact)
         oom_at = max((fact.at for fact in facts if fact.what is Fact.OOM), default=None)
         if oom_at is not None:
             if self.open is None:
-                self._open(oom_at, at, circumstances, last_good_at)
+                self._open(min(oom_at, at), at, circumstances, span)
             elif not self.open.circumstances.crashed:
                 self.open.last_at = max(self.open.last_at, min(oom_at, at))
         if self.open is not None:
             self._weigh(self.open)
 
-    def failed(self, at: float, circumstances: Circumstances) -> None:
+    def failed(self, at: float, circumstances: Circumstances, span: Span) -> None:
         """Server errors pass the gate while the engine lives."""
         if self.open is None:
-            self._open(at, at, circumstances, at)
+            self._open(at, at, circumstances, span)
         else:
             self.open.last_at = at
 
-    def died(self, at: float, circumstances: Circumstances, last_good_at: float) -> Episode:
+    def died(self, at: float, circumstances: Circumstances, span: Span) -> Episode:
         """The engine died; an open episode becomes this one."""
         if self.open is None:
-            return self._open(at, at, circumstances, last_good_at)
+            return self._open(at, at, circumstances, span)
         episode = self.open
         episode.last_at = at
         episode.circumstances = circumstances
-        episode.last_good_at = last_good_at
+        episode.span = span
         self._weigh(episode)
         return episode
 
@@ -141,8 +100,6 @@ class Docket:
             episode.retracted = not episode.judgement.confirmed
         if episode is not None and (restarted or returned) and episode.circumstances.crashed:
             self._close(episode)
-        if restarted:
-            self._testimony.clear()
         self.advance(at)
 
     def advance(self, at: float) -> None:
@@ -152,8 +109,14 @@ class Docket:
 
     def leading(self) -> Episode | None:
         """The memory episode that the phase rests on: confirmed before suspected, then the latest."""
-        held = [episode for episode in self._kept if not episode.ended and self._pages(episode)]
-        return max(held, key=lambda e: (e.judgement.confirmed, e.last_at), default=None)
+        return max(self._held(), key=lambda e: (e.judgement.confirmed, e.last_at), default=None)
+
+    def newest_held(self) -> Episode | None:
+        """The last memory episode; the hold is counted from it."""
+        return max(self._held(), key=lambda e: e.last_at, default=None)
+
+    def _held(self) -> list[Episode]:
+        return [episode for episode in self._kept if not episode.ended and self._pages(episode)]
 
     def latest(self, since: float) -> Episode | None:
         """The last episode whose last failure is not older than `since`."""
@@ -171,23 +134,17 @@ class Docket:
         ages = [at - past.at for past in self._past if past.crashed]
         return float(0.5 ** (min(ages) / self._p.crash_half_life_s)) if ages else 0.0
 
-    def facts_of(self, last_good_at: float) -> Mapping[str, float] | None:
-        """The numbers of the message that explains a death, if one does."""
-        told = self._testimony.of_death(last_good_at)
-        return told.facts if told is not None else None
-
     def _pages(self, episode: Episode) -> bool:
         if episode.retracted:
             return False
         judgement = episode.judgement
         return judgement.confirmed or judgement.memory_probability >= self._p.suspected_probability
 
-    def _open(self, opened_at: float, at: float, circumstances: Circumstances, last_good_at: float) -> Episode:
-        told = self._testimony.of_death(last_good_at)
-        earlier = self._earlier(at)
+    def _open(self, opened_at: float, at: float, circumstances: Circumstances, span: Span) -> Episode:
+        told = self._testimony.explains(span)
         score, evidence = weigh(circumstances, told, self._p)
         judgement = judge(score, 0.0, evidence, circumstances, told, self._p)
-        episode = Episode(opened_at, max(opened_at, at), circumstances, last_good_at, earlier, judgement)
+        episode = Episode(opened_at, max(opened_at, at), circumstances, span, self._earlier(at), judgement)
         self._weigh(episode)
         self.open = episode
         self._kept.append(episode)
@@ -195,7 +152,10 @@ class Docket:
         return episode
 
     def _weigh(self, episode: Episode) -> None:
-        told = self._testimony.of_death(episode.last_good_at)
+        told = self._testimony.explains(episode.span)
+        if episode.told is not None and episode.told.what is Fact.OOM and (told is None or told.what is not Fact.OOM):
+            # The allocator has spoken: a process that dies a while later does not take its words back.
+            told = episode.told
         episode.told = told
         score, evidence = weigh(episode.circumstances, told, self._p)
         earlier = episode.earlier if _may_repeat(episode.circumstances, told) else 0.0

@@ -4,7 +4,7 @@ vLLM counts a refused stream and a client that hung up as 2xx, and a queue-limit
 arithmetic that takes these apart is explained in docs/detector.md.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fragscope.model import EngineReading, Outcome
@@ -65,28 +65,27 @@ class Ledger:
         `counting` is False while `/health` fails: what a dead engine's front end answers is no evidence
         about memory.
         """
-        last = {} if restarted else self._last
-        # A family that is missing from one page keeps its last value, or its return would look like a burst.
-        now = {**(last or {}), **_totals(engines)}
-        self._last = now
+        page = _totals(engines)
+        last = self._last
         if restarted:
             self._open_new_process()
+            last = dict.fromkeys(page, 0.0)
         if last is None or not counting:
+            self._last = {**(last or {}), **page}
             return NOTHING
-        deltas = {name: max(0.0, now.get(name, 0.0) - last.get(name, 0.0)) for name in _COUNTERS}
+        # A row that is missing from one page lowers a sum, and its return would look like a burst.
+        now = {**last, **{name: max(value, last.get(name, value)) for name, value in page.items()}}
+        deltas = {name: now.get(name, 0.0) - last.get(name, now.get(name, 0.0)) for name in _COUNTERS}
+        self._last = now
         for name, delta in deltas.items():
             self._sums[name] += delta
-        return self._increments(deltas, _in_flight(engines), http="2xx" in now, first="first" in now)
+        return self._increments(deltas, _in_flight(engines), page.keys())
 
-    def _increments(self, deltas: dict[str, float], in_flight: float, *, http: bool, first: bool) -> Increments:
+    def _increments(self, deltas: dict[str, float], in_flight: float, shown: Collection[str]) -> Increments:
         sums = self._sums
+        http = "2xx" in shown
         streamed_refusals = max(0.0, sums["rejected"] - sums["5xx"]) if http else 0.0
-        hang_ups = [sums["aborts"]]
-        if first:
-            hang_ups.append(sums["first"] - sums["finished"] - in_flight)
-        if http:
-            hang_ups.append(sums["2xx"] - sums["finished"] - streamed_refusals)
-        aborted = self._rise("aborted", max(hang_ups))
+        aborted = self._rise("aborted", self._hang_ups(in_flight, streamed_refusals, shown))
         served = sums["2xx"] if http else sums["finished"] - sums["errors"]
         ok = self._rise("ok", served - self._highest["aborted"] - streamed_refusals)
         server = self._rise("server", sums["5xx"] - sums["rejected"]) if http else 0.0
@@ -99,6 +98,17 @@ class Ledger:
             aborted=aborted,
             answered=answered,
         )
+
+    def _hang_ups(self, in_flight: float, streamed_refusals: float, shown: Collection[str]) -> float:
+        """The larger of two lower bounds; a page that lacks one of their parts says nothing about them."""
+        sums, bounds = self._sums, [0.0]
+        if "finished" in shown:
+            bounds.append(sums["aborts"])
+            if "first" in shown:
+                bounds.append(sums["first"] - sums["finished"] - in_flight)
+            if "2xx" in shown:
+                bounds.append(sums["2xx"] - sums["finished"] - streamed_refusals)
+        return max(bounds)
 
     def _rise(self, name: str, level: float) -> float:
         rise = max(0.0, level - self._highest[name])

@@ -3,6 +3,7 @@
 The texts are data: `docs/configuration.md` lists them and a test compares the two.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -140,10 +141,23 @@ class Parameters(Thresholds):
 
     def __post_init__(self) -> None:
         """Raises ValueError with the offending name and value."""
-        for name in (f.name for f in fields(self) if f.name != "weights"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative")
+        for item in fields(self):
+            if item.name != "weights":
+                _check(item.name, getattr(self, item.name))
         if not 0.5 <= self.suspected_probability < 1:
             raise ValueError(f"suspected_probability is {self.suspected_probability}, but must lie in 0.5..1")
         if not self.band_mid_ratio <= self.band_high_ratio:
             raise ValueError(f"band_mid_ratio {self.band_mid_ratio} is above band_high_ratio {self.band_high_ratio}")
+        for item in fields(self.weights):
+            if not math.isfinite(getattr(self.weights, item.name)):
+                raise ValueError(f"weights.{item.name} is {getattr(self.weights, item.name)}, but must be a number")
+
+
+_POSITIVE = ("half_life_s", "trend_bucket_s", "trend_buckets", "window_polls", "need_default_ratio")
+
+
+def _check(name: str, value: float) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value}, but must be a number that is not negative")
+    if value == 0 and name.endswith(_POSITIVE):
+        raise ValueError(f"{name} is 0, but must be above 0")

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from fragscope.detect.engine import EngineWindow, Poll, Total
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.statistics import wilson
-from fragscope.detect.window import Answer, EngineWindow, Poll, TargetWindow, Total
+from fragscope.detect.window import Answer, TargetWindow
 from fragscope.model import Condition, Evidence
 
 
@@ -35,7 +36,7 @@ def engine_findings(window: EngineWindow, p: Parameters, *, fresh: bool) -> list
 
 def engine_down(window: TargetWindow) -> Finding | None:
     """Two refused or reset polls, or two failing health checks, in a row."""
-    if not window.dead:
+    if not window.dead and not (window.process is None and window.ever_answered):
         return None
     if window.last_polled is Answer.UNHEALTHY:
         words = "/metrics answers, but /health says that the engine is dead; its gauges are frozen"
@@ -47,6 +48,8 @@ def engine_down(window: TargetWindow) -> Finding | None:
 def starting(window: TargetWindow, at: float, p: Parameters) -> Finding | None:
     """Never answered, or no token yet in a young process."""
     if window.process is None:
+        if window.ever_answered:
+            return None
         return _finding(Condition.STARTING, None, "", "the engine has not answered yet")
     if window.dead or window.process.generated or window.process.age_s(at) >= p.starting_s:
         return None

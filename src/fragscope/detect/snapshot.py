@@ -20,10 +20,12 @@ from fragscope.detect import (
     attribution,
     correlation,
     detector,
+    engine,
     episodes,
     outcomes,
     signals,
     statistics,
+    testimony,
     verdict,
     window,
 )
@@ -38,14 +40,17 @@ _MODULES: tuple[ModuleType, ...] = (
     attribution,
     correlation,
     detector,
+    engine,
     episodes,
     outcomes,
     signals,
     statistics,
+    testimony,
     verdict,
     vram_module,
     window,
 )
+_NOTHING = (lambda: None).__code__
 _PLAIN = (str, int, bool, type(None))
 
 
@@ -95,7 +100,9 @@ def _shape() -> str:
 def _field_names(kind: type[Any]) -> list[str]:
     if is_dataclass(kind):
         return [item.name for item in fields(kind)]
-    return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ()) if isinstance(name, str)]
+    slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ()) if isinstance(name, str)]
+    # What a plain class has is what its constructor names.
+    return slots or list(getattr(kind.__init__, "__code__", _NOTHING).co_names)
 
 
 class _Writer:
@@ -133,7 +140,9 @@ class _Writer:
         if id(value) in self._met:
             return {"!": "again", "is": self._met[id(value)]}
         self._met[id(value)] = number = len(self._met)
-        named = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in _field_names(type(value))}
+        named = getattr(value, "__dict__", None)
+        if named is None:
+            named = {name: getattr(value, name) for name in _field_names(type(value))}
         written = {key: self.write(item) for key, item in named.items()}
         return {"!": "object", "of": name, "as": number, "is": written}
 

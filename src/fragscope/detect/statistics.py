@@ -1,6 +1,7 @@
 """The little statistics the detector needs, in plain functions."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 
@@ -24,6 +25,29 @@ class Decayed:
         if self._value == 0.0:
             return 0.0
         return float(self._value * 0.5 ** (max(0.0, at - self._at) / self._half_life_s))
+
+
+class Spacing:
+    """How far apart things come: the median of the last few distances, so that one gap does not stretch it."""
+
+    __slots__ = ("_distances", "_last_at")
+
+    def __init__(self) -> None:
+        self._distances: deque[float] = deque(maxlen=7)
+        self._last_at: float | None = None
+
+    def observe(self, at: float) -> None:
+        """One more thing, at time `at`."""
+        if self._last_at is not None and at > self._last_at:
+            self._distances.append(at - self._last_at)
+        self._last_at = at
+
+    @property
+    def typical_s(self) -> float:
+        """The usual distance in seconds; 0 before there were three."""
+        if len(self._distances) < 3:
+            return 0.0
+        return sorted(self._distances)[len(self._distances) // 2]
 
 
 def wilson(k: float, n: float, z: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fragscope.detect.episodes import Docket, Episode
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.signals import Finding
+from fragscope.detect.statistics import Spacing
 from fragscope.detect.vram import Headroom, Vram
 from fragscope.detect.words import REMEDIES, SENTENCES
 from fragscope.model import Cause, Evidence, Phase
@@ -19,15 +20,12 @@ class Presence:
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self._spoke_at: dict[str, float] = {}
-        self._previous_at: float | None = None
-        self._spacing_s = 0.0
+        self._spacing = Spacing()
         self._polls = 0
 
     def observe(self, at: float, spoke: set[str]) -> None:
         """`spoke`: the evidence kinds heard in this sample."""
-        if self._previous_at is not None:
-            self._spacing_s = at - self._previous_at
-        self._previous_at = at
+        self._spacing.observe(at)
         self._spoke_at.update(dict.fromkeys(spoke, at))
         if "engine" in spoke and self._others_present(at):
             self._polls += 1
@@ -35,7 +33,7 @@ class Presence:
     def has(self, kind: str, at: float) -> bool:
         """Whether this kind of evidence is fresh."""
         spoke_at = self._spoke_at.get(kind)
-        limit_s = max(self._p.stale_after_s, 3 * self._spacing_s)
+        limit_s = max(self._p.stale_after_s, 3 * self._spacing.typical_s)
         return spoke_at is not None and at - spoke_at <= limit_s
 
     def silence(self, kind: str) -> None:
@@ -87,13 +85,14 @@ class PhaseMachine:
         enough: bool,
         engine_up: bool,
     ) -> Stand:
-        """The phase after this sample; `headroom` is None where no GPU is heard."""
+        """The phase after this sample; `headroom` is None where no GPU is heard now."""
         self._follow_headroom(at, headroom)
-        self._follow_growth(at, vram)
-        leading = docket.leading()
-        if leading is not None and self._over(at, leading, headroom, engine_up=engine_up):
+        self._follow_growth(at, vram.exhaustion_s() if headroom is not None else None)
+        newest = docket.newest_held()
+        blind = headroom is None and vram.last_at() is not None
+        if newest is not None and not blind and self._over(at, newest, headroom, engine_up=engine_up):
             docket.end_held()
-            leading = docket.leading()
+        leading = docket.leading()
         phase = self._phase_of(leading, enough=enough)
         if phase is not self._phase or self._since is None:
             self._phase, self._since = phase, at
@@ -106,8 +105,8 @@ class PhaseMachine:
             return Phase.UNKNOWN
         return Phase.WATCH if self._watch is not None else Phase.CLEAR
 
-    def _over(self, at: float, leading: Episode, headroom: Headroom | None, *, engine_up: bool) -> bool:
-        if not leading.closed or at - leading.last_at < self._p.hold_s or not engine_up:
+    def _over(self, at: float, newest: Episode, headroom: Headroom | None, *, engine_up: bool) -> bool:
+        if not newest.closed or at - newest.last_at < self._p.hold_s or not engine_up:
             return False
         if headroom is None:
             return True
@@ -119,8 +118,7 @@ class PhaseMachine:
         elif self._headroom_since is None:
             self._headroom_since = at
 
-    def _follow_growth(self, at: float, vram: Vram) -> None:
-        nearest = vram.exhaustion_s()
+    def _follow_growth(self, at: float, nearest: tuple[str, float, float] | None) -> None:
         limit_s = self._p.watch_enter_s if self._watch is None else self._p.watch_leave_s
         if nearest is not None and nearest[2] < limit_s:
             self._watch, self._watched_at = nearest, at

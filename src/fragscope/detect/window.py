@@ -4,12 +4,10 @@ Nothing here judges. A poll is *good* when `/metrics` answers and `/health` does
 *dead* at the second bad poll in a row (refused, reset, or `/health` >= 500); a time-out is no data.
 """
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
 
+from fragscope.detect.engine import EngineWindow, Recent, Total
 from fragscope.detect.outcomes import Increments, Ledger
 from fragscope.detect.parameters import Parameters
 from fragscope.model import EngineReading, Part, Reason, Sample
@@ -26,30 +24,6 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
-    """One good poll of one engine, as increments since its poll before."""
-
-    at: float
-    usage_ratio: float | None
-    running: float
-    waiting: float
-    preemptions: float
-    worked: bool
-    """A prompt, first-token or generation counter rose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """One good poll of the whole target."""
-
-    at: float
-    usage_ratio: float | None
-    in_flight: float
-    worked: bool
-    outcomes: Increments
-
-
-@dataclass(frozen=True, slots=True)
 class BeforeDeath:
     """What was known of the engine before it died; None where too few polls were seen to say."""
 
@@ -58,155 +32,6 @@ class BeforeDeath:
     lost: float | None
     worked: bool | None
     drained: bool | None
-
-
-Row = TypeVar("Row", Poll, Total)
-
-
-class Recent(Generic[Row]):
-    """The rows of the last minute, and at least the last few where polls are rare."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        self._p = parameters
-        self._rows: deque[Row] = deque()
-
-    def add(self, row: Row) -> None:
-        """Adds the newest row and drops what no window reaches any more."""
-        self._rows.append(row)
-        keep_since = row.at - max(self._p.drain_window_s, self._p.peak_window_s)
-        while len(self._rows) > self._p.window_polls + 1 and self._rows[0].at < keep_since:
-            self._rows.popleft()
-
-    def last(self) -> Row | None:
-        """The newest row."""
-        return self._rows[-1] if self._rows else None
-
-    def window(self) -> list[Row]:
-        """The last `window_s`, or the last `window_polls` rows where these reach further back."""
-        return self._back(self._p.window_s, self._p.window_polls)
-
-    def before_death(self) -> list[Row]:
-        """The last `window_s`, at least two rows if there are two."""
-        return self._back(self._p.window_s, 2)
-
-    def since(self, at: float) -> Iterator[Row]:
-        """Rows at or after `at`, newest first."""
-        for row in reversed(self._rows):
-            if row.at < at:
-                return
-            yield row
-
-    def _back(self, seconds: float, rows: int) -> list[Row]:
-        if not self._rows:
-            return []
-        since = self._rows[-1].at - seconds
-        found: list[Row] = []
-        for row in reversed(self._rows):
-            if row.at < since and len(found) >= rows:
-                break
-            found.append(row)
-        found.reverse()
-        return found
-
-    def clear(self) -> None:
-        """Forgets everything: another process answers now."""
-        self._rows.clear()
-
-
-_BUSY_SLOT_S = 60.0
-
-
-@dataclass(slots=True)
-class _Busy:
-    """One minute of an engine's polls with work, for the share of them that met a full pool."""
-
-    first_at: float
-    last_at: float
-    polls: int = 0
-    full: int = 0
-    preemptions: float = 0.0
-
-
-class EngineWindow:
-    """The recent past of one engine of a target."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        self._p = parameters
-        self.polls: Recent[Poll] = Recent(parameters)
-        self.reading: EngineReading | None = None
-        self.last_full_at: float | None = None
-        self.stalled_since: float | None = None
-        self._busy: deque[_Busy] = deque()
-
-    def observe(self, reading: EngineReading, *, restarted: bool) -> Poll:
-        """Adds one good poll."""
-        if restarted:
-            self.restart()
-        poll = self._poll(reading)
-        self.reading = reading
-        self.polls.add(poll)
-        self._count_busy(poll)
-        self._follow_stall(poll)
-        return poll
-
-    def restart(self) -> None:
-        """Forgets the old process; its last reading stays, for whoever asks what it was."""
-        self.polls.clear()
-        self._busy.clear()
-        self.last_full_at = None
-        self.stalled_since = None
-        if self.reading is not None:
-            self.reading = EngineReading(self.reading.at, self.reading.engine, self.reading.model_name)
-
-    def _poll(self, now: EngineReading) -> Poll:
-        before = self.reading
-        if before is None:
-            return Poll(now.at, now.kv_usage_ratio, now.running or 0.0, now.waiting or 0.0, 0.0, worked=False)
-        moved = (
-            _rise(now.prompt_tokens_total, before.prompt_tokens_total),
-            _rise(now.first_tokens_total, before.first_tokens_total),
-            _rise(now.generation_tokens_total, before.generation_tokens_total),
-        )
-        return Poll(
-            at=now.at,
-            usage_ratio=now.kv_usage_ratio,
-            running=now.running or 0.0,
-            waiting=now.waiting or 0.0,
-            preemptions=_rise(now.preemptions_total, before.preemptions_total),
-            worked=any(rise > 0 for rise in moved),
-        )
-
-    def _count_busy(self, poll: Poll) -> None:
-        if poll.usage_ratio is not None and poll.usage_ratio >= self._p.band_high_ratio:
-            self.last_full_at = poll.at
-        if poll.running + poll.waiting <= 0:
-            return
-        if not self._busy or poll.at - self._busy[-1].first_at >= _BUSY_SLOT_S:
-            self._busy.append(_Busy(poll.at, poll.at))
-        slot = self._busy[-1]
-        slot.last_at = poll.at
-        slot.polls += 1
-        slot.full += self.last_full_at == poll.at
-        slot.preemptions += poll.preemptions
-        while self._busy[0].last_at < poll.at - self._p.kv_window_s:
-            self._busy.popleft()
-
-    def _follow_stall(self, poll: Poll) -> None:
-        idle_queue = poll.running == 0 and poll.waiting > 0 and not poll.worked
-        empty = poll.usage_ratio is not None and poll.usage_ratio < self._p.stalled_usage_ratio
-        if not (idle_queue and empty):
-            self.stalled_since = None
-        elif self.stalled_since is None:
-            self.stalled_since = poll.at
-
-    def busy(self) -> tuple[float, float, float]:
-        """(share of busy polls at a full pool, seconds they span, preemptions) over `kv_window_s`."""
-        polls = sum(slot.polls for slot in self._busy)
-        if not polls:
-            return 0.0, 0.0, 0.0
-        share = sum(slot.full for slot in self._busy) / polls
-        seen_s = self._busy[-1].last_at - self._busy[0].first_at
-        return share, seen_s, sum(slot.preemptions for slot in self._busy)
 
 
 @dataclass(slots=True)
@@ -250,6 +75,8 @@ class TargetWindow:
         self.process: Process | None = None
         self.last_good_at: float | None = None
         self.last_polled: Answer | None = None
+        self.ever_answered = False
+        self.first_bad_at: float | None = None
         self.version: str | None = None
 
     @property
@@ -265,17 +92,31 @@ class TargetWindow:
         if answer is Answer.GOOD:
             return self._good(sample)
         if answer is Answer.SILENT:
+            if self.last_polled is Answer.SILENT and not self.dead:
+                self._bad_polls = 0
             return Turn(answer)
         return self._bad(sample, answer)
 
     def _bad(self, sample: Sample, answer: Answer) -> Turn:
         if answer is Answer.UNHEALTHY:
-            self._ledger.advance(sample.engines, restarted=False, counting=False)
+            self._meet_unhealthy(sample)
         self._bad_polls += 1
+        if self._bad_polls == 1:
+            self.first_bad_at = sample.at
         died = self._bad_polls == 2 and self.process is not None and self.process.dead_at is None
         if died and self.process is not None:
             self.process.dead_at = sample.at
         return Turn(answer, died=died, before=self.before_death() if died else None)
+
+    def _meet_unhealthy(self, sample: Sample) -> None:
+        """A server whose engine was dead when it was first seen is known, too."""
+        self._ledger.advance(sample.engines, restarted=False, counting=False)
+        self.ever_answered = True
+        if self.process is None:
+            self.process = Process(sample.at, _started_at(sample.engines))
+            for reading in sample.engines:
+                window = self.engines.setdefault(reading.engine, EngineWindow(self._p))
+                window.reading = EngineReading(reading.at, reading.engine, reading.model_name)
 
     def _good(self, sample: Sample) -> Turn:
         answer = Answer.GOOD
@@ -288,6 +129,8 @@ class TargetWindow:
             self.process = Process(sample.at, _started_at(engines))
         self.process.dead_at = None
         self._bad_polls = 0
+        self.first_bad_at = None
+        self.ever_answered = True
         self.version = next((e.version for e in engines if e.version is not None), self.version)
         increments = self._ledger.advance(engines, restarted=restarted, counting=True)
         total = self._add(sample.at, engines, increments, restarted=restarted)
@@ -322,7 +165,10 @@ class TargetWindow:
             return False
         started_at = _started_at(engines)
         if started_at is not None and self.process.started_at is not None:
-            return started_at > self.process.started_at + 1.0
+            # Smaller counts as well: the clock of the engine's host may have been set back.
+            return abs(started_at - self.process.started_at) > 1.0
+        if self.dead:
+            return not any(_continues(engine, self.engines.get(engine.engine)) for engine in engines)
         return any(_fell(engine, self.engines.get(engine.engine)) for engine in engines)
 
     def usage_ratio(self) -> float | None:
@@ -339,7 +185,7 @@ class TargetWindow:
         enough = len(rows) >= 2
         worked = any(row.worked for row in rows[1:]) if enough else None
         peak = max(row.in_flight for row in self.totals.since(rows[-1].at - self._p.drain_window_s))
-        emptied = rows[-1].in_flight <= self._p.drained_ratio * peak
+        emptied = peak > 0 and rows[-1].in_flight <= self._p.drained_ratio * peak
         return BeforeDeath(
             last_good_at=rows[-1].at,
             usage_ratio=max(usages, default=None),
@@ -349,8 +195,11 @@ class TargetWindow:
         )
 
     def resume(self) -> None:
-        """Lets the next poll set baselines again."""
+        """Lets the next poll set baselines again; what was in flight before the pause says nothing after it."""
         self._ledger.resume()
+        self.totals.clear()
+        for engine in self.engines.values():
+            engine.polls.clear()
 
     def forget(self) -> None:
         """Forgets a target that has been gone for too long to speak of."""
@@ -369,14 +218,16 @@ def _answer(sample: Sample) -> Answer:
     return Answer.REFUSED if refused else Answer.SILENT
 
 
-def _rise(now: float | None, before: float | None) -> float:
-    if now is None or before is None:
-        return 0.0
-    return now - before if now >= before else now
-
-
 def _started_at(engines: tuple[EngineReading, ...]) -> float | None:
     return next((engine.started_at for engine in engines if engine.started_at is not None), None)
+
+
+def _continues(now: EngineReading, window: EngineWindow | None) -> bool:
+    """Whether the token counters go on where they were: then it is the same process."""
+    before = window.reading if window is not None else None
+    if before is None or not before.generation_tokens_total or now.generation_tokens_total is None:
+        return False
+    return now.generation_tokens_total >= before.generation_tokens_total
 
 
 def _fell(now: EngineReading, window: EngineWindow | None) -> bool:

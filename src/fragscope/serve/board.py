@@ -30,6 +30,7 @@ class TargetView:
     sources: tuple[SourceStatus, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    detector_failures_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,7 @@ CATALOGUE: tuple[Family, ...] = (
     Family(
         "fragscope_engine_up",
         "gauge",
-        "1 when /metrics and /health answered the last poll, 0 when not; absent before the first poll.",
+        "1 when /metrics answered the last poll and /health did not fail, 0 when not; absent before the first poll.",
         (),
         _measures(_engine_up),
     ),
@@ -431,6 +431,13 @@ CATALOGUE: tuple[Family, ...] = (
         "Failed reads and unusable values, by reason.",
         ("source", "reason"),
         _targets(_source_failures),
+    ),
+    Family(
+        "fragscope_detector_failures_total",
+        "counter",
+        "Ticks in which the target could not be judged because of a bug; the log holds the traceback.",
+        (),
+        _targets(lambda target: _maybe(target.detector_failures_total)),
     ),
     Family(
         "fragscope_incidents_written_total",

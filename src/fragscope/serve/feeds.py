@@ -12,8 +12,9 @@ import structlog
 
 from fragscope.model import EngineReading, Fact, Gap, GpuReading, LogFact, Part, Reason
 from fragscope.serve.clock import Clock
+from fragscope.sources.exposition import Parser
 from fragscope.sources.gpu import sysfs
-from fragscope.sources.scrape import Body, Client, Failure, Parser
+from fragscope.sources.scrape import Body, Client, Failure
 from fragscope.sources.vllm import read, wanted
 
 log = structlog.get_logger("fragscope")
@@ -131,7 +132,7 @@ class Visitor:
             return None
         try:
             version = json.loads(body.text)["version"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
         return str(version)[:64]
 
@@ -195,7 +196,7 @@ class EngineFeed(Feed):
         patient = self._good_at is not None and now - self._good_at < _PATIENT_S
         if self._failed_in_a_row == 0 or patient:
             return self._interval_s
-        return self._interval_s * min(_BACKOFF_STEPS, 2.0 ** (self._failed_in_a_row - 1))
+        return self._interval_s * min(_BACKOFF_STEPS, 2.0 ** min(self._failed_in_a_row - 1, 8))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ A full or read-only disk is logged on change and counted; it never stops the dae
 
 import contextlib
 import gzip
-import re
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 
@@ -83,7 +84,7 @@ class Keeper(threading.Thread):
             states, self._states = self._states, {}
             incidents, self._incidents = self._incidents, {}
         for path, state in states.items():
-            self._write(path, encode(state).encode())
+            self._write(path, sealed(encode(state).encode()))
         for name, content in incidents.items():
             if self._write(self._folder / INCIDENTS / name, gzip.compress(content)):
                 self.kept = Kept(self.kept.incidents_total + 1, self.kept.failures_total)
@@ -128,7 +129,20 @@ class Keeper(threading.Thread):
 
 def state_file(folder: Path, target: str) -> Path:
     """Where a target's state lies."""
-    return folder / f"state-{re.sub(r'[^A-Za-z0-9_.-]', '_', target)[:80]}.json"
+    return folder / f"state-{quote(target, safe='')[:200]}.json"
+
+
+def sealed(content: bytes) -> bytes:
+    """The content behind its checksum."""
+    return b"%08x\n%s" % (zlib.crc32(content), content)
+
+
+def opened(raw: bytes) -> bytes:
+    """What was sealed. Raises ValueError where it is not whole."""
+    checksum, _, content = raw.partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(content):
+        raise ValueError("it is damaged: its checksum does not fit")
+    return content
 
 
 def read_state(folder: Path, target: str, max_age_s: float) -> tuple[Any, float] | None:
@@ -136,7 +150,7 @@ def read_state(folder: Path, target: str, max_age_s: float) -> tuple[Any, float]
     path = state_file(folder, target)
     try:
         age_s = max(0.0, time.time() - path.stat().st_mtime)
-        plain = decode(path.read_bytes())
+        plain = decode(opened(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

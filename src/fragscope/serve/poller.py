@@ -23,6 +23,7 @@ log = structlog.get_logger("fragscope")
 _FIRST_TICK_S = 0.3
 _REMIND_S = 600.0
 _NAMED_LINES = 100
+_PATIENCE = 3
 
 Tap = Callable[[Sample, EnginePoll | None], None]
 
@@ -60,6 +61,7 @@ class Watch:
     feed: EngineFeed
     detector: Detector
     stale_after_s: float
+    anew: Callable[[], Detector]
     wanted_gpus: tuple[str, ...] = ()
     expected_gpus: int | None = None
     assessment: Assessment | None = None
@@ -68,6 +70,8 @@ class Watch:
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
     said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
     named_lines: set[str] = field(default_factory=set)
+    failures_total: int = 0
+    raised_in_a_row: int = 0
 
 
 class Poller(threading.Thread):
@@ -115,12 +119,22 @@ class Poller(threading.Thread):
                 self._tick_target(watch, now, snapshot)
                 if self._memory is not None:
                     self._memory.keep(watch.detector)
+                watch.raised_in_a_row = 0
             except Exception:
                 log.exception("target could not be judged", target=watch.name)
+                self._after_bug(watch)
         self._ticks += 1
         kept = self._memory.kept if self._memory is not None else NOTHING_KEPT
         views = tuple(map(self._view, self._watches))
         self._board.publish(View(now, views, tuple(self._history), self._ticks, kept))
+
+    def _after_bug(self, watch: Watch) -> None:
+        """A detector that keeps raising is worth less than one that has forgotten; both are counted."""
+        watch.failures_total += 1
+        watch.raised_in_a_row += 1
+        if watch.raised_in_a_row >= _PATIENCE:
+            log.warning("the detector starts anew", target=watch.name)
+            watch.detector, watch.raised_in_a_row = watch.anew(), 0
 
     def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
         unreadable = len(snapshot.gaps) if snapshot.cards else 0
@@ -193,7 +207,16 @@ class Poller(threading.Thread):
 
     def _view(self, watch: Watch) -> TargetView:
         sources = (watch.feed.status, self._gpu_feed.status)
-        return TargetView(watch.name, watch.url, watch.labels, watch.assessment, sources, watch.gpus, watch.gaps)
+        return TargetView(
+            watch.name,
+            watch.url,
+            watch.labels,
+            watch.assessment,
+            sources,
+            watch.gpus,
+            watch.gaps,
+            watch.failures_total,
+        )
 
 
 def _sample(

@@ -1,4 +1,4 @@
-"""One HTTP GET with deadlines and a size cap, and Prometheus text to the families somebody wants.
+"""One HTTP GET with deadlines and a size cap.
 
 `requests` times each receive, not the whole answer: a server that drips a byte a second would hold a poll
 for hours. A watch shuts the socket down at the total deadline, whatever stage the answer is in.
@@ -8,14 +8,12 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import requests
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -25,10 +23,7 @@ from fragscope.model import Reason
 
 MAX_BODY_BYTES = 32 * 2**20
 _CHUNK_BYTES = 64 * 2**10
-_QUOTED_CHARS = 60
 _GUARD_S = 0.02
-_PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
-"""What prometheus_client's parsers raise on bad text: not only ValueError, as fuzzing showed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,139 +264,12 @@ def failure_from_text(text: str, *, timed_out: bool = False) -> Failure:
     """'refused', 'reset', 'aborted' or 'closed connection' mean refused, 'timed out' timeout, else malformed."""
     lowered = text.lower()
     if timed_out or "timed out" in lowered:
-        return Failure(Reason.TIMEOUT, _short(text))
+        return Failure(Reason.TIMEOUT, short(text))
     if any(word in lowered for word in ("refused", "reset", "aborted", "closed connection")):
-        return Failure(Reason.REFUSED, _short(text))
-    return Failure(Reason.MALFORMED, _short(text))
+        return Failure(Reason.REFUSED, short(text))
+    return Failure(Reason.MALFORMED, short(text))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """At most 200 characters of it: details come from outside."""
     return text if len(text) <= 200 else text[:200] + "..."
-
-
-class Row(NamedTuple):
-    """One sample of a family."""
-
-    labels: Mapping[str, str]
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The wanted families of one exposition; a family that is only announced has no rows.
-
-    `first_name` is the first sample's name, to say what a foreign page looks like.
-    """
-
-    families: Mapping[str, tuple[Row, ...]]
-    malformed: tuple[str, ...] = ()
-    first_name: str | None = None
-
-
-@dataclass(slots=True)
-class _Known:
-    """What a line's part before its value was found to be: a wanted row, or nothing of interest."""
-
-    name: str
-    labels: Mapping[str, str] | None = field(default=None)
-    steady: bool = True
-    """False where a timestamp follows the value: then the head holds the value and is never met again."""
-
-
-class Parser:
-    """Turns expositions into pages; remembers line heads, so that a repeated page costs a fifth of a parse.
-
-    `wanted` maps a sample's name to the name it is kept under, or to None.
-    """
-
-    def __init__(self, wanted: Callable[[str], str | None]) -> None:
-        self._wanted = wanted
-        self._heads: dict[str, _Known] = {}
-
-    def parse(self, body: Body) -> Page | Failure:
-        """The page, or why the text as a whole is not one (empty, HTML, torn)."""
-        failure = _not_a_page(body)
-        if failure is not None:
-            return failure
-        if "openmetrics" in body.content_type:
-            return self._openmetrics(body.text)
-        return self._text(body.text)
-
-    def _text(self, text: str) -> Page:
-        heads, self._heads = self._heads, {}
-        families: dict[str, list[Row]] = {}
-        malformed: list[str] = []
-        first_name: str | None = None
-        for line in text.split("\n"):
-            if not line or line.isspace():
-                continue
-            if line[0] == "#":
-                self._announce(line, families)
-                continue
-            head, _, value = line.rpartition(" ")
-            try:
-                known, number = heads[head], float(value)
-            except (KeyError, ValueError):
-                try:
-                    known, number = self._learn(line)
-                except ValueError:
-                    malformed.append(line)
-                    continue
-            if known.steady:
-                self._heads[head] = known
-            if first_name is None:
-                first_name = known.name
-            if known.labels is not None:
-                families.setdefault(known.name, []).append(Row(known.labels, number))
-        return Page({name: tuple(rows) for name, rows in families.items()}, tuple(malformed), first_name)
-
-    def _announce(self, line: str, families: dict[str, list[Row]]) -> None:
-        words = line.split(None, 3)
-        if len(words) > 2 and words[1] == "TYPE":
-            kept = self._wanted(words[2])
-            if kept is not None:
-                families.setdefault(kept, [])
-
-    def _learn(self, line: str) -> tuple[_Known, float]:
-        """Reads a new line with the real parser; raises ValueError where it is none."""
-        try:
-            samples = [sample for family in parse_text(line + "\n") for sample in family.samples]
-        except _PARSER_ERRORS as error:
-            raise ValueError(f"not a sample: {line!r}") from error
-        if len(samples) != 1:
-            raise ValueError(f"not one sample: {line!r}")
-        sample = samples[0]
-        kept = self._wanted(sample.name)
-        steady = sample.timestamp is None
-        if kept is None:
-            return _Known(sample.name, steady=steady), sample.value
-        return _Known(kept, sample.labels, steady=steady), sample.value
-
-    def _openmetrics(self, text: str) -> Page | Failure:
-        families: dict[str, list[Row]] = {}
-        first_name: str | None = None
-        try:
-            for family in parse_openmetrics(text):  # type: ignore[no-untyped-call]
-                kept = self._wanted(family.name)
-                if kept is not None:
-                    families.setdefault(kept, [])
-                for sample in family.samples:
-                    first_name = first_name or sample.name
-                    kept = self._wanted(sample.name)
-                    if kept is not None:
-                        families.setdefault(kept, []).append(Row(sample.labels, float(sample.value)))
-        except _PARSER_ERRORS as error:
-            return Failure(Reason.MALFORMED, f"not OpenMetrics: {_short(str(error))}")
-        return Page({name: tuple(rows) for name, rows in families.items()}, (), first_name)
-
-
-def _not_a_page(body: Body) -> Failure | None:
-    start = body.text.lstrip()[:_QUOTED_CHARS]
-    if not start:
-        return Failure(Reason.MALFORMED, "empty")
-    if start.startswith(("<", "[", '{"')) or "text/html" in body.content_type:
-        words = " ".join(start.split())
-        return Failure(Reason.MALFORMED, f"not an exposition: it begins with {words!r}")
-    if not body.text.endswith("\n"):
-        return Failure(Reason.MALFORMED, "cut in the middle: no newline at its end")
-    return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fragscope.model import CacheConfig, EngineReading, Gap, Histogram, Part, Reason
-from fragscope.sources.scrape import Page, Row
+from fragscope.sources.exposition import Page, Row
 
 _PREFIXES = ("ray_vllm_", "ray_vllm:", "vllm:", "vllm_")
 _BARE = frozenset({"http_requests", "process_start_time_seconds"})
