@@ -93,6 +93,12 @@ def test_a_page_of_another_program_is_unsupported_and_says_what_it_looks_like() 
     assert "node_load1" in answer.gap.detail
 
 
+def test_another_python_exporter_is_not_taken_for_an_empty_page() -> None:
+    answer = answer_of("python_gc_total 1\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1\n")
+    assert answer.gap is not None
+    assert "python_gc_total" in answer.gap.detail
+
+
 def test_vllm_without_its_statistics_is_unsupported_and_says_why() -> None:
     answer = answer_of('# TYPE http_requests_total counter\nhttp_requests_total{handler="/v1/completions"} 1\n')
     assert answer.gap is not None

@@ -1,7 +1,7 @@
 """Prometheus text to the families somebody wants, by prometheus_client's own parsers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -11,6 +11,7 @@ from fragscope.model import Reason
 from fragscope.sources.scrape import Body, Failure, short
 
 _QUOTED_CHARS = 60
+_STALE_HEADS = 4
 _PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, OverflowError)
 """What prometheus_client's parsers raise on bad text: not only ValueError, as fuzzing showed."""
 
@@ -34,12 +35,13 @@ class Page:
     first_name: str | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
-    """What a line's part before its value was found to be: a wanted row, or nothing of interest."""
+    """What a line's part before its last word was found to be: a wanted row, a wanted TYPE, or nothing of interest."""
 
     name: str
-    labels: Mapping[str, str] | None = field(default=None)
+    labels: Mapping[str, str] | None = None
+    announces: str | None = None
     steady: bool = True
     """False where a timestamp follows the value: then the head holds the value and is never met again."""
 
@@ -64,39 +66,48 @@ class Parser:
         return self._text(body.text)
 
     def _text(self, text: str) -> Page:
-        heads, self._heads = self._heads, {}
+        heads = self._heads
         families: dict[str, list[Row]] = {}
         malformed: list[str] = []
-        first_name: str | None = None
-        for line in text.split("\n"):
-            if not line or line.isspace():
-                continue
-            if line[0] == "#":
-                self._announce(line, families)
-                continue
+        lines = text.split("\n")
+        for line in lines:
             head, _, value = line.rpartition(" ")
-            try:
-                known, number = heads[head], _number(value)
-            except (KeyError, ValueError):
+            known = heads.get(head)
+            if known is not None and known.labels is not None and "_" not in value:
                 try:
-                    known, number = self._learn(line)
+                    families.setdefault(known.name, []).append(Row(known.labels, float(value)))
                 except ValueError:
                     malformed.append(line)
-                    continue
-            if known.steady and head:
-                self._heads[head] = known
-            if first_name is None:
-                first_name = known.name
-            if known.labels is not None:
-                families.setdefault(known.name, []).append(Row(known.labels, number))
-        return Page({name: tuple(rows) for name, rows in families.items()}, tuple(malformed), first_name)
+            elif known is None or known.labels is not None:
+                self._meet(line, head, families, malformed)
+            elif known.announces is not None:
+                families.setdefault(known.announces, [])
+        if len(heads) > _STALE_HEADS * len(lines):
+            # Series come and go; what is still there is learned again.
+            self._heads = {}
+        page = {name: tuple(rows) for name, rows in families.items()}
+        return Page(page, tuple(malformed), _first_name(lines, malformed))
 
-    def _announce(self, line: str, families: dict[str, list[Row]]) -> None:
-        words = line.split(None, 3)
-        if len(words) > 2 and words[1] == "TYPE":
-            kept = self._wanted(words[2])
-            if kept is not None:
-                families.setdefault(kept, [])
+    def _meet(self, line: str, head: str, families: dict[str, list[Row]], malformed: list[str]) -> None:
+        """A line that is not known yet, or whose value looks wrong."""
+        if not line or line.isspace():
+            return
+        if line[0] == "#":
+            words = line.split(None, 3)
+            announced = self._wanted(words[2]) if len(words) > 2 and words[1] == "TYPE" else None
+            if announced is not None:
+                families.setdefault(announced, [])
+            self._heads[head] = _Known("#", announces=announced)
+            return
+        try:
+            known, number = self._learn(line)
+        except ValueError:
+            malformed.append(line)
+            return
+        if known.steady and head:
+            self._heads[head] = known
+        if known.labels is not None:
+            families.setdefault(known.name, []).append(Row(known.labels, number))
 
     def _learn(self, line: str) -> tuple[_Known, float]:
         """Reads a new line with the real parser; raises ValueError where it is none."""
@@ -135,11 +146,12 @@ class Parser:
         return Page({name: tuple(rows) for name, rows in families.items()}, (), first_name)
 
 
-def _number(text: str) -> float:
-    """A value as the format has it; Python's own grouping underscores are none."""
-    if "_" in text:
-        raise ValueError(f"no number: {text!r}")
-    return float(text)
+def _first_name(lines: list[str], malformed: list[str]) -> str | None:
+    """The first sample's name, to say what a foreign page looks like."""
+    for line in lines:
+        if line and line[0] != "#" and not line.isspace() and line not in malformed:
+            return line.split("{", 1)[0].split(None, 1)[0]
+    return None
 
 
 def _not_a_page(body: Body) -> Failure | None:
