@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	>/dev/null 2>&1 && { echo $$p; break; }; done)
 VENV ?= .venv
+EXTRAS ?= dev
 BIN := $(VENV)/bin
 
 .PHONY: demo test check bench soak docs shots clean
@@ -15,18 +16,19 @@ test: check  ## everything that CI runs
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.developing  ## lint and types
-	$(BIN)/ruff format --check src tests bench tools
-	$(BIN)/ruff check src tests bench tools
+	$(BIN)/ruff format --check src tests bench tools deploy
+	$(BIN)/ruff check src tests bench tools deploy
 	$(BIN)/mypy
 
 bench: $(VENV)/.developing  ## what a poll, a verdict and the daemon cost
 	$(BIN)/python -m bench.bench
 
-soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing of the parsers
-	$(BIN)/python -m pytest --soak tests/soak
+soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing of the parsers, the container
+	$(BIN)/python -m pytest -s --soak tests/soak tests/deploy/test_image.py
 
-docs: $(VENV)/.developing  ## rewrite the tables of docs/ from the code
+docs: $(VENV)/.developing  ## rewrite the tables of docs/ from the code, and what deploy/kubernetes is made of
 	$(BIN)/python -m tools.write_docs
+	$(BIN)/python deploy/kubernetes/generate.py
 
 shots: $(VENV)/.developing  ## draw docs/dashboard.png (needs prometheus, node, npm, chromium-headless-shell; nine minutes)
 	$(BIN)/python -m tools.shots.draw
@@ -40,7 +42,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.installed
 
 clean:
