@@ -57,7 +57,7 @@ def crd_mistakes(crd: str, document: Mapping[str, Any]) -> list[str]:
     """What a CRD's schema says of a document, unknown keys included; skips where the CRDs are not at hand."""
     path = CRDS / crd
     if not path.is_file():
-        pytest.skip(f"the Prometheus operator's CRDs are not at {CRDS}")
+        pytest.skip("the Prometheus operator's CRDs are not beside this checkout (../shared/data/crds)")
     jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema is not installed (pip install -e '.[ci]')")
     versions = yaml.safe_load(path.read_text())["spec"]["versions"]
     schema = _strict(next(version for version in versions if version["name"] == "v1")["schema"]["openAPIV3Schema"])
