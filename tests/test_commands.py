@@ -190,6 +190,37 @@ def test_check_does_not_hang_on_a_hung_read(sysfs: Path) -> None:
     assert "has not been read in time" in re.sub(r"\s+", " ", done.stdout)
 
 
+def test_a_flag_that_is_none_gets_the_commands_own_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["check", "--taget", "http://x"])
+    assert left.value.code == 2
+    shown = capsys.readouterr().err
+    assert "usage: fragscope check" in shown
+    assert "there is no --taget http://x here" in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:9", "refused: connection refused: nothing listens there"),
+        ("http://nowhere.invalid:8000", "cannot be resolved"),
+    ],
+)
+def test_check_says_in_words_why_nobody_answers(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--target", url, "--format", "json"]) == 3
+    assert words in capsys.readouterr().out
+
+
+def test_check_says_that_an_http_server_speaks_no_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    def plain(connection: socket.socket) -> None:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(plain) as url:
+        assert main(["check", "--target", url.replace("http://", "https://"), "--format", "json"]) == 3
+    assert "is it an http:// address?" in capsys.readouterr().out
+
+
 def test_print_config_shows_values_and_where_they_came_from() -> None:
     done = run("serve", "--print-config", "--web.listen-address", ":1234", env={**os.environ, "FRAGSCOPE_HISTORY": "9"})
     assert "web_listen_address = ':1234'  # flag" in done.stdout

@@ -173,7 +173,7 @@ def serve(settings: Settings) -> None:
     log.info(
         "fragscope serves",
         version=__version__,
-        address=f"{host}:{port}",
+        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         targets={target.name: target.url for target in settings.targets},
     )
     wait_for_signal()

@@ -16,7 +16,10 @@ EXIT_CLEAR, EXIT_FOUND, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code (docs/commands.md)."""
-    arguments = parser().parse_args(argv)
+    arguments, strange = parser().parse_known_args(argv)
+    if strange:
+        # argparse would answer with the usage of the whole program instead of the command's.
+        arguments.command.error(f"there is no {' '.join(strange)} here; see --help")
     try:
         code: int = arguments.run(arguments)
     except ConfigError as error:
@@ -58,7 +61,7 @@ def _command(commands: Any, name: str, what: str, example: str, run: Callable[[a
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(run=run)
+    made.set_defaults(run=run, command=made)
     return made
 
 
@@ -70,7 +73,7 @@ def _live_options(made: Any) -> None:
         metavar="[NAME=]URL",
         help="server to watch, without /metrics; may be repeated (default: http://127.0.0.1:8000)",
     )
-    made.add_argument("--interval", type=_seconds, metavar="SECONDS", help="between polls (default: 5)")
+    made.add_argument("--interval", type=_seconds, metavar="TIME", help="between polls (default: 5)")
 
 
 def _serve_parser(commands: Any) -> None:
@@ -189,7 +192,8 @@ def _seconds(text: str) -> float:
     try:
         return _positive(text[:-1]) * factor if factor else _positive(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 30, 30s, 10m or 1h") from None
+        words = f"{text!r} is no duration above 0; write 30, 30s, 10m or 1h"
+        raise argparse.ArgumentTypeError(words) from None
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:

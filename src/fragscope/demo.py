@@ -84,7 +84,7 @@ def _tell(board: Board, stop: threading.Event, clock: Clock, out: Console, as_js
             if as_json:
                 out.print(encode(verdict_object(verdict)), markup=False)
             else:
-                out.print(report.change_line(verdict, (verdict.at - began) / clock.speed))
+                out.print(report.change_line(verdict, max(0.0, verdict.at - began) / clock.speed))
 
 
 def _after(history: tuple[Verdict, ...], told: Verdict | None) -> int:

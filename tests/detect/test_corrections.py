@@ -110,6 +110,8 @@ def test_without_a_look_at_the_gpus_no_kill_is_called_memory() -> None:
     verdict = story.refuse(ticks=2)
     assert verdict.cause == Cause.UNEXPLAINED
     assert verdict.phase is Phase.UNKNOWN
+    assert "memory is not ruled out" in verdict.sentence
+    assert "do not tune memory" not in verdict.remedy
 
 
 def test_a_row_that_is_missing_from_one_page_makes_no_burst() -> None:

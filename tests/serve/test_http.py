@@ -20,6 +20,7 @@ from fragscope.serve import http
 from fragscope.serve.board import Board, TargetView, View
 from fragscope.serve.http import ListenError, Web, WebServer, application, listen
 from tests.serve.test_exposition import busy_story, view_of
+from tests.stories import Story, crash_without_room
 
 VIEW = view_of(busy_story())
 
@@ -54,7 +55,9 @@ def test_the_endpoints_of_the_contract_answer() -> None:
         assert "fragscope_pseudo_oom_suspected" in page
         assert get(port, "/-/ready")[0] == 200
         assert get(port, "/-/healthy")[0] == 200
-        assert "VRAM" in get(port, "/")[2]
+        page = get(port, "/")[2]
+        assert "VRAM" in page
+        assert "missing: own_bytes, allocator, log" in page
         assert get(port, "/nothing")[0] == 404
 
 
@@ -63,6 +66,16 @@ def test_openmetrics_is_negotiated() -> None:
         _, kind, page = get(port, "/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert page.endswith("# EOF\n")
+
+
+def test_the_status_page_shows_the_evidence_with_its_weights() -> None:
+    story = Story()
+    crash_without_room(story)
+    with running(view_of(story)) as port:
+        page = get(port, "/")[2]
+    assert "+2.6 0000:c1:00.0 had 0.50 GiB of VRAM free" in page
+    assert "suspected since 1970" in page
+    assert "(+ engine_down)" in page
 
 
 def test_the_api_gives_the_verdicts_of_the_contract() -> None:

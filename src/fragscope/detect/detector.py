@@ -267,7 +267,7 @@ class Detector:
             since=stand.since,
             probabilities=probabilities_of(shown),
             sentence=sentence_of(cause, stand, episode, evidence, missing),
-            remedy=remedy_of(cause, stand.phase),
+            remedy=remedy_of(cause, stand.phase, episode),
             evidence=evidence,
             missing=missing,
             episodes=self._docket.opened_total,

@@ -50,7 +50,7 @@ def starting(window: TargetWindow, at: float, p: Parameters) -> Finding | None:
     if window.process is None:
         if window.ever_answered:
             return None
-        return _finding(Condition.STARTING, None, "", "the engine has not answered yet")
+        return _finding(Condition.STARTING, None, "", "nothing has answered at its address yet")
     if window.dead or window.process.generated or window.process.age_s(at) >= p.starting_s:
         return None
     age_s = max(0.0, window.process.age_s(at))

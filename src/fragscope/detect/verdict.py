@@ -168,7 +168,7 @@ def sentence_of(
         return f"{SENTENCES['unknown']} Missing: {', '.join(missing) or 'a second poll'}."
     if stand.phase is Phase.WATCH and cause == Cause.NONE:
         return f"{SENTENCES['watch']} {_capital(evidence[-1].sentence)}."
-    sentence = SENTENCES[cause]
+    sentence = SENTENCES[_words_of(cause, episode)]
     if episode is not None and stand.leading is episode:
         sure = min(99.0, 100 * episode.judgement.memory_probability)
         sentence = f"{sentence[:-1]} ({sure:.0f} % sure that it was memory)."
@@ -176,11 +176,18 @@ def sentence_of(
     return f"{sentence} {_capital('; '.join(because))}." if because else sentence
 
 
-def remedy_of(cause: str, phase: Phase) -> str:
+def _words_of(cause: str, episode: Episode | None) -> str:
+    """Which words fit; where nobody looked at the GPUs, 'unexplained' must not sound like 'not memory'."""
+    if cause != Cause.UNEXPLAINED or episode is None or episode.told is not None:
+        return cause
+    return "blind" if episode.circumstances.headroom is None else cause
+
+
+def remedy_of(cause: str, phase: Phase, episode: Episode | None) -> str:
     """What to do about it."""
     if cause == Cause.NONE and phase in (Phase.UNKNOWN, Phase.WATCH):
         return REMEDIES[str(phase)]
-    return REMEDIES[cause]
+    return REMEDIES[_words_of(cause, episode)]
 
 
 def _supports(row: Evidence, cause: str, episode: Episode | None) -> bool:

@@ -27,6 +27,7 @@ SENTENCES: dict[str, str] = {
     Condition.CLIENT_ABORTS: "Clients hang up before they are served; vLLM counts them as successes.",
     Cause.NONE: "Nothing is wrong that can be seen from here.",
     "unknown": "Not known: the evidence that a verdict needs is missing.",
+    "blind": "Something failed, and GPU memory was not seen, so memory is not ruled out.",
     "watch": "Nothing has failed yet, but VRAM climbs and will not meet the engine's need before long.",
 }
 
@@ -48,7 +49,7 @@ REMEDIES: dict[str, str] = {
     Cause.REQUEST_TOO_LONG: "Raise --max-model-len if the model allows, or refuse such requests earlier.",
     Cause.UNEXPLAINED: "Read the engine's log and the exit code of its container; do not tune memory for this.",
     Condition.ENGINE_DOWN: "See whether it restarts; the container's exit code and last log lines say why it went.",
-    Condition.STARTING: "Wait: loading and warm-up take minutes.",
+    Condition.STARTING: "Wait: loading and warm-up take minutes. If nothing ever answers, check the target's address.",
     Condition.SLEEPING: "Wake it when it is needed.",
     Condition.STALLED: "Restart the engine; compare --max-model-len with the KV pool's size and look for a vLLM scheduler bug.",
     Condition.ADMISSION_LIMIT: "Raise --max-num-queued-reqs or --max-num-queued-tokens, or add replicas.",
@@ -58,5 +59,6 @@ REMEDIES: dict[str, str] = {
     Condition.CLIENT_ABORTS: "Compare the clients' time-outs with time to first token; add capacity or longer time-outs.",
     Cause.NONE: "Nothing to do.",
     "unknown": "Run `fragscope check` beside the engine: it says what each source sees, or why not.",
+    "blind": "Make the GPUs visible (`fragscope check` says why they are not), and read the engine's log around that time.",
     "watch": "Plan a restart at a quiet hour, and lower --gpu-memory-utilization by 0.02 then.",
 }

@@ -194,7 +194,7 @@ _COLOURS = {"unknown": "#777", "clear": "#2a7", "watch": "#b80", "suspected": "#
 
 def _status_page(view: View, telemetry_path: str) -> str:
     now = [verdict for target in view.targets if target.assessment for verdict in target.assessment.verdicts]
-    rows = "".join(_row(verdict) for verdict in now) or "<tr><td colspan=5>not polled yet</td></tr>"
+    rows = "".join(_row(verdict) + _evidence(verdict) for verdict in now) or "<tr><td>not polled yet</tr>"
     past = "".join(_row(verdict) for verdict in reversed(view.history[-50:]))
     gaps = "".join(
         f"<li>{html.escape(target.name)}: {gap.part} {gap.reason} {html.escape(gap.detail)}</li>"
@@ -212,10 +212,22 @@ td,th{{text-align:left;vertical-align:top;padding:.2em .8em .2em 0}}b{{color:#ff
 def _row(verdict: Verdict) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(verdict.at))
     engine = f" engine {verdict.engine}" if verdict.engine is not None else ""
-    cells = (at, verdict.target + engine, verdict.cause, f"{verdict.sentence} {verdict.remedy}")
+    others = [str(condition) for condition in verdict.conditions if str(condition) != verdict.cause]
+    cause = verdict.cause + (f" (+ {', '.join(others)})" if others else "")
+    cells = (at, verdict.target + engine, cause, f"{verdict.sentence} {verdict.remedy}")
     texts = [html.escape(cell) for cell in cells]
     phase = f'<b style="background:{_COLOURS[verdict.phase]}">{verdict.phase}</b>'
     return f"<tr><td>{texts[0]}<td>{texts[1]}<td>{phase}<td>{texts[2]}<td>{texts[3]}</tr>"
+
+
+def _evidence(verdict: Verdict) -> str:
+    """What spoke for (+) and against (-) memory, strongest first, and what was not heard."""
+    since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(verdict.since))
+    lines = [f"{verdict.phase} since {since}"]
+    lines += [f"{row.weight:+.1f} {row.sentence}" if row.weight else row.sentence for row in verdict.evidence]
+    lines += [f"missing: {', '.join(verdict.missing)}"] if verdict.missing else []
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<tr><td><td><td><td><td><ul>{items}</ul></tr>"
 
 
 def listen(address: str) -> socket.socket:

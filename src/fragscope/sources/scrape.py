@@ -5,6 +5,7 @@ for hours. A watch shuts the socket down at the total deadline, whatever stage t
 """
 
 import socket
+import ssl
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, NameResolutionError
 
 from fragscope.model import Reason
 
@@ -257,13 +258,37 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 
 def failure_of(error: Exception) -> Failure:
     """Maps an exception to a reason; a recording's free-text errors go through the same words."""
-    return failure_from_text(str(error) or type(error).__name__, timed_out=isinstance(error, requests.Timeout))
+    if isinstance(error, requests.Timeout):
+        return Failure(Reason.TIMEOUT, "no answer in time: timed out")
+    for cause in _causes(error):
+        if isinstance(cause, ConnectionRefusedError):
+            return Failure(Reason.REFUSED, "connection refused: nothing listens there")
+        if isinstance(cause, NameResolutionError):
+            return Failure(Reason.ABSENT, "the host's name cannot be resolved")
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Failure(Reason.DENIED, f"the certificate cannot be verified ({cause.verify_message}); see ca_file")
+        if isinstance(cause, ssl.SSLError):
+            return Failure(Reason.UNSUPPORTED, f"no TLS can be spoken ({cause.reason}); is it an http:// address?")
+    return failure_from_text(str(error) or type(error).__name__)
 
 
-def failure_from_text(text: str, *, timed_out: bool = False) -> Failure:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and all it was raised from; the libraries hide the telling one three deep, also in arguments."""
+    seen: set[int] = set()
+    waiting: list[Any] = [error]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, BaseException) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, each.__context__, getattr(each, "reason", None), *each.args]
+
+
+def failure_from_text(text: str) -> Failure:
     """'refused', 'reset', 'aborted' or 'closed connection' mean refused, 'timed out' timeout, else malformed."""
     lowered = text.lower()
-    if timed_out or "timed out" in lowered:
+    if "timed out" in lowered:
         return Failure(Reason.TIMEOUT, short(text))
     if any(word in lowered for word in ("refused", "reset", "aborted", "closed connection")):
         return Failure(Reason.REFUSED, short(text))
