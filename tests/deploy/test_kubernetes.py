@@ -315,6 +315,6 @@ def test_the_readmes_kustomization_works_as_printed(tmp_path: Path) -> None:
     (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(deployment()))
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["vllm.yaml"], **components, **patches}))
     sidecar = sidecar_of(pod_of(build(tmp_path)))
-    assert sidecar["image"] == "registry.example/fragscope:0.1.0"
+    assert sidecar["image"] == "registry.example.com/fragscope:0.1.0"
     assert named(sidecar["env"], "FRAGSCOPE_TARGETS__0__NAME")["value"] == "llama-70b"
     assert named(sidecar["env"], "FRAGSCOPE_TARGETS__0__GPUS")["value"] == "0000:c1:00.0,0000:c6:00.0"
