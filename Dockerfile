@@ -38,6 +38,7 @@ LABEL org.opencontainers.image.title="fragscope" \
 COPY --from=build /opt/fragscope /opt/fragscope
 COPY --from=build --chown=65532:65532 /state /var/lib/fragscope
 ENV PYTHONPYCACHEPREFIX=/opt/fragscope/pycache \
+    FRAGSCOPE_REVISION="${REVISION}" \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 65532:65532

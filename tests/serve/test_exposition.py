@@ -178,6 +178,11 @@ def test_registering_does_not_collect() -> None:
     assert len(names) == len(CATALOGUE)
 
 
+def test_an_image_tells_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGSCOPE_REVISION", "abc1234")
+    assert value(page_of(View(0.0)), "fragscope_build_info", revision="abc1234") == 1
+
+
 def test_before_the_first_sample_the_page_is_there() -> None:
     waiting = TargetView("llama-70b", "http://x", {})
     page = page_of(View(0.0, (waiting,)))

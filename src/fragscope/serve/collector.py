@@ -4,6 +4,7 @@ Each family is a row of data: a name, a type, a help text and a function from th
 A family that raises is left out and counted; it never costs the rest of the page.
 """
 
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -176,8 +177,9 @@ def _gpu_info(target: TargetView) -> Iterator[Sampled]:
 
 
 def _build(_: View) -> Iterator[Sampled]:
-    # A source checkout has no revision; images set it at build time.
-    yield {"version": __version__, "revision": "", "python_version": platform.python_version()}, 1.0
+    # Images set the revision at build time; a source checkout has none.
+    revision = os.environ.get("FRAGSCOPE_REVISION", "")
+    yield {"version": __version__, "revision": revision, "python_version": platform.python_version()}, 1.0
 
 
 _E = ("engine", "model_name")
