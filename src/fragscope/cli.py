@@ -11,7 +11,7 @@ from fragscope import __version__
 from fragscope.detect.parameters import Parameters
 from fragscope.settings import ConfigError, Settings, Target, load, origins
 
-EXIT_CLEAR, EXIT_FOUND, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
+EXIT_CLEAR, EXIT_USAGE = 0, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

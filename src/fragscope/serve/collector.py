@@ -19,7 +19,6 @@ from fragscope import __version__
 from fragscope.model import MEMORY_CAUSES, Cause, Condition, Measures, Phase, Reason, Verdict
 from fragscope.serve.board import Board, TargetView, View
 
-PREFIX = "fragscope_"
 _PSEUDO_OOM = (Phase.SUSPECTED, Phase.CONFIRMED)
 
 Sampled = tuple[dict[str, str], float]

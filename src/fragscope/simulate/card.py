@@ -26,18 +26,15 @@ class Card:
         self._habits = habits
         self._rng = rng
         self._climbed = 0
-        self._loaded = False
         self.used_bytes = habits.idle_bytes
 
     def load(self) -> None:
         """The engine takes its weights and its pool."""
-        self._loaded = True
         self._climbed = 0
         self.used_bytes = self._level()
 
     def release(self) -> None:
         """The engine is gone."""
-        self._loaded = False
         self.used_bytes = self._habits.idle_bytes
 
     def step(self, seconds: float, *, busy: bool) -> bool:
