@@ -12,9 +12,8 @@ from fragscope.detect.detector import Detector
 from fragscope.model import Assessment, Outcome, Phase, Sample, Verdict
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll, GpuFeed, GpuSnapshot, Visitor
-from fragscope.serve.poller import gpu_part
+from fragscope.serve.poller import gpus_of
 from fragscope.settings import Settings, Target
-from fragscope.sources.gpu.assignment import assign
 from fragscope.sources.scrape import Client
 from fragscope.wire import encode, verdict_object
 
@@ -69,9 +68,7 @@ def _count(value: float | None) -> str:
 
 
 def _gpus(target: Target, snapshot: GpuSnapshot) -> Seen:
-    unreadable = len(snapshot.gaps) if snapshot.cards else 0
-    assigned = assign(snapshot.cards, target.gpus, target.expected_gpus, unreadable)
-    gpus, gaps = gpu_part(assigned, snapshot, float("-inf"))
+    assigned, gpus, gaps = gpus_of(snapshot, target.gpus, target.expected_gpus, float("-inf"))
     if gaps:
         return Seen(target.name, "GPU sysfs", ok=False, words=f"{gaps[0].reason}: {gaps[0].detail}")
     words = "; ".join(f"{g.gpu} {g.used_bytes / GIB:.1f} of {g.total_bytes / GIB:.1f} GiB used" for g in gpus)

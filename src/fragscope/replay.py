@@ -137,7 +137,7 @@ class Joiner:
         return answer.engines, [answer.gap] if answer.gap is not None else []
 
     def _sample(self, at: float, engines: tuple[EngineReading, ...], gaps: list[Gap]) -> Sample:
-        limit_s = max(self._stale_after_s, 3 * self._spacing.typical_s)
+        limit_s = self._spacing.fresh_s(self._stale_after_s)
         fresh = self._gpu_at is not None and at - self._gpu_at <= limit_s
         if not fresh:
             gaps.append(Gap(Part.GPU, Reason.ABSENT if self._gpu_at is None else Reason.STALE))

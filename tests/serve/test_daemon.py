@@ -58,6 +58,13 @@ def refused(at: float) -> EnginePoll:
     return EnginePoll(at, gap=Gap(Part.ENGINE, Reason.REFUSED, "connection refused"))
 
 
+class Broken(Detector):
+    """Raises at every sample."""
+
+    def observe(self, _sample: Sample) -> Assessment:
+        raise RuntimeError("a bug")
+
+
 def watch_of(feed: EngineFeed, **given: object) -> Watch:
     return Watch("vllm", "http://x", {}, feed, Detector("vllm"), 15.0, lambda: Detector("vllm"), **given)  # type: ignore[arg-type]
 
@@ -267,10 +274,6 @@ def test_the_first_verdict_comes_within_three_intervals(sysfs: Path, stop: threa
 
 
 def test_one_targets_trouble_does_not_stop_the_others(sysfs: Path, stop: threading.Event) -> None:
-    class Broken(Detector):
-        def observe(self, _sample: Sample) -> Assessment:
-            raise RuntimeError("a bug")
-
     clock = FakeClock()
     gpu_feed = GpuFeed(sysfs, 20, clock, stop)
     gpu_feed.step()
@@ -286,10 +289,6 @@ def test_one_targets_trouble_does_not_stop_the_others(sysfs: Path, stop: threadi
 
 
 def test_a_detector_that_keeps_raising_is_counted_and_replaced(sysfs: Path, stop: threading.Event) -> None:
-    class Broken(Detector):
-        def observe(self, _sample: Sample) -> Assessment:
-            raise RuntimeError("a bug")
-
     clock = FakeClock()
     gpu_feed = GpuFeed(sysfs, 20, clock, stop)
     gpu_feed.step()

@@ -225,6 +225,8 @@ class Detector:
         stand = self._phase.update(at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up)
         shared = self._target_lingering.update(at, target_findings(self._window, at, self._p, fresh=fresh))
         missing = tuple(kind for kind in EVIDENCE if not self._presence.has(kind, at))
+        present = self._window.engines
+        self._engine_lingering = {name: kept for name, kept in self._engine_lingering.items() if name in present}
         verdicts = tuple(
             self._verdict(at, engine, self._findings(at, engine, shared, fresh=fresh), stand, missing)
             for engine in (self._window.engines.values() or (None,))
@@ -234,8 +236,6 @@ class Detector:
     def _findings(self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool) -> list[Finding]:
         if engine is None or engine.reading is None:
             return shared
-        present = self._window.engines
-        self._engine_lingering = {name: kept for name, kept in self._engine_lingering.items() if name in present}
         lingering = self._engine_lingering.setdefault(engine.reading.engine, Lingering(self._p))
         awake = fresh or not self._window.dead
         own = engine_findings(engine, self._p, fresh=fresh) if awake else []

@@ -49,6 +49,10 @@ class Spacing:
             return 0.0
         return sorted(self._distances)[len(self._distances) // 2]
 
+    def fresh_s(self, stale_after_s: float) -> float:
+        """How old a figure may be: `stale_after_s`, or three of the usual distances where these are longer."""
+        return max(stale_after_s, 3 * self.typical_s)
+
 
 def wilson(k: float, n: float, z: float) -> tuple[float, float]:
     """Wilson's bounds for the share k of n (1927); (0, 1) where n is 0."""

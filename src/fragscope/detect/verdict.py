@@ -33,8 +33,7 @@ class Presence:
     def has(self, kind: str, at: float) -> bool:
         """Whether this kind of evidence is fresh."""
         spoke_at = self._spoke_at.get(kind)
-        limit_s = max(self._p.stale_after_s, 3 * self._spacing.typical_s)
-        return spoke_at is not None and at - spoke_at <= limit_s
+        return spoke_at is not None and at - spoke_at <= self._spacing.fresh_s(self._p.stale_after_s)
 
     def silence(self, kind: str) -> None:
         """This kind of evidence says itself that it is not there."""

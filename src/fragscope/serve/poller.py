@@ -137,9 +137,8 @@ class Poller(threading.Thread):
             watch.detector, watch.raised_in_a_row = watch.anew(), 0
 
     def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
-        unreadable = len(snapshot.gaps) if snapshot.cards else 0
-        assigned = assign(snapshot.cards, watch.wanted_gpus, watch.expected_gpus, unreadable)
-        gpus, gaps = gpu_part(assigned, snapshot, now - watch.stale_after_s)
+        oldest_at = now - watch.stale_after_s
+        assigned, gpus, gaps = gpus_of(snapshot, watch.wanted_gpus, watch.expected_gpus, oldest_at)
         watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
         gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT)]
         polls: list[EnginePoll | None] = [*watch.feed.take()]
@@ -229,7 +228,16 @@ def _sample(
     return Sample(poll.at, target, poll.engines, gpus, log_facts=poll.facts, gaps=gaps)
 
 
-def gpu_part(assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float) -> tuple[tuple[GpuReading, ...], list[Gap]]:
+def gpus_of(
+    snapshot: GpuSnapshot, wanted: tuple[str, ...], expected: int | None, oldest_at: float
+) -> tuple[Assigned, tuple[GpuReading, ...], list[Gap]]:
+    """Which GPUs are a target's, their readings not older than `oldest_at`, or the gap in their place."""
+    unreadable = len(snapshot.gaps) if snapshot.cards else 0
+    assigned = assign(snapshot.cards, wanted, expected, unreadable)
+    return assigned, *_gpu_part(assigned, snapshot, oldest_at)
+
+
+def _gpu_part(assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float) -> tuple[tuple[GpuReading, ...], list[Gap]]:
     """All of the target's GPUs, or a gap: a group is not exonerated by the ones that can be seen."""
     if assigned.gap is not None:
         return (), [snapshot.gaps[0] if not snapshot.cards and snapshot.gaps else assigned.gap]
