@@ -203,6 +203,12 @@ class Fact(StrEnum):
     SHUTDOWN = "shutdown"
     ENGINE_DEATH = "engine_death"
     PLANNED_STOP = "planned_stop"
+    REFUSAL = "refusal"
+    """The engine refused to start: what it was given does not fit."""
+    DRIVER_FAULT = "driver_fault"
+    HOST_OOM = "host_oom"
+    REQUEST_TOO_LONG = "request_too_long"
+    WORKER_DEATH = "worker_death"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ and its public sources are in docs/detector.md.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fragscope.arithmetic import memory_shares, oom_sentence
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.statistics import sigmoid
 from fragscope.detect.vram import Headroom
@@ -86,45 +87,20 @@ def judge(
     return Judgement(score, probabilities, cause, confirmed, evidence)
 
 
-def memory_shares(facts: Mapping[str, float], parameters: Parameters) -> dict[Cause, float]:
-    """How the memory causes divide, by the allocator's own arithmetic (bytes).
-
-    Stranded memory is what the allocator holds but cannot use: unallocated in split segments, and free
-    blocks of private pools. Compaction would have served the request only if
-    free < tried <= free + stranded.
-    """
-    tried, free, total = facts.get("tried"), facts.get("free"), facts.get("total")
-    if tried is None or free is None or not total or free > total:
-        return {
-            Cause.FRAGMENTATION: parameters.share_unknown,
-            Cause.MEMORY_UNDETERMINED: 1 - parameters.share_unknown,
-        }
-    stranded = facts.get("reserved_unallocated", 0.0) + facts.get("private_pools", 0.0)
-    if free >= tried:
-        capped = "allowed" in facts
-        return {Cause.VRAM_EXHAUSTED: 1.0} if capped else {Cause.MEMORY_UNDETERMINED: 1.0}
-    if tried > free + stranded:
-        return {
-            Cause.FRAGMENTATION: parameters.share_unknown,
-            Cause.VRAM_EXHAUSTED: 1 - parameters.share_unknown,
-        }
-    share = _fragmentation_share(stranded / total, parameters)
-    return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}
-
-
-def _fragmentation_share(stranded_ratio: float, p: Parameters) -> float:
-    if stranded_ratio < p.mixed_low_ratio:
-        return p.share_below
-    if stranded_ratio >= p.mixed_high_ratio:
-        return p.share_high
-    position = (stranded_ratio - p.mixed_low_ratio) / (p.mixed_high_ratio - p.mixed_low_ratio)
-    return p.share_low + position * (p.share_high - p.share_low)
+_NAMED = {
+    Fact.SHUTDOWN: Cause.SHUTDOWN,
+    Fact.PLANNED_STOP: Cause.SHUTDOWN,
+    Fact.DRIVER_FAULT: Cause.DRIVER_FAULT,
+    Fact.HOST_OOM: Cause.HOST_OOM,
+    Fact.REFUSAL: Cause.STARTUP_NO_MEMORY,
+}
 
 
 def _other_cause(circumstances: Circumstances, told: LogFact | None) -> Cause:
-    if told is not None and told.what in (Fact.SHUTDOWN, Fact.PLANNED_STOP):
-        return Cause.SHUTDOWN
-    if circumstances.seen_by_health or (told is not None and told.what is Fact.ENGINE_DEATH):
+    named = _NAMED.get(told.what) if told is not None else None
+    if named is not None:
+        return named
+    if circumstances.seen_by_health or (told is not None and told.what in (Fact.ENGINE_DEATH, Fact.WORKER_DEATH)):
         return Cause.ENGINE_FAULT
     return Cause.UNEXPLAINED
 
@@ -231,24 +207,13 @@ def _log(c: Circumstances, told: LogFact | None, p: Parameters) -> list[Evidence
         weight = w.log_silent if c.crashed else w.alive_log_silent
         return [_row("log", None, "", weight, "the log was there and shows no out-of-memory message")]
     if told.what is Fact.OOM:
-        return [_row("log_oom", told.facts.get("tried"), "bytes", w.log_oom, _oom_sentence(told.facts))]
+        return [_row("log_oom", told.facts.get("tried"), "bytes", w.log_oom, oom_sentence(told.facts))]
     if told.what is Fact.PLANNED_STOP:
         return [_row("planned_stop", None, "", w.marker, "the planned-stop marker had just been touched")]
     if told.what is Fact.SHUTDOWN:
         return [_row("log_shutdown", None, "", w.log_shutdown, "the log shows that a shutdown was asked for first")]
     weight = w.log_silent if c.crashed else w.alive_log_silent
     return [_row("log_death", None, "", weight, "the log names the engine's death, and no out-of-memory message")]
-
-
-def _oom_sentence(facts: Mapping[str, float]) -> str:
-    tried, free = facts.get("tried"), facts.get("free")
-    if tried is None or free is None:
-        return "the log holds an out-of-memory message of the allocator, without its numbers"
-    stranded = facts.get("reserved_unallocated", 0.0) + facts.get("private_pools", 0.0)
-    return (
-        f"the allocator failed to get {tried / GIB:.2f} GiB with {free / GIB:.2f} GiB free "
-        f"and {stranded / GIB:.2f} GiB held but unused"
-    )
 
 
 def _row(signal: str, value: float | None, unit: str, weight: float, sentence: str) -> Evidence:

@@ -49,12 +49,17 @@ class Testimony:
 
     def explains(self, span: Span) -> LogFact | None:
         """What came first explains the rest; an out-of-memory message outranks a death notice it trails."""
-        relevant = [burst for kind in Fact for burst in self._bursts[kind] if self._bears_on(kind, burst, span)]
+        kinds = (kind for kind in Fact if kind is not Fact.REQUEST_TOO_LONG)
+        relevant = [burst for kind in kinds for burst in self._bursts[kind] if self._bears_on(kind, burst, span)]
         if not relevant:
             return None
         first = min(relevant, key=lambda burst: burst.first.at)
         ooms = [burst for burst in relevant if burst.first.what is Fact.OOM]
-        if first.first.what is Fact.ENGINE_DEATH and ooms and ooms[0].first.at - first.first.at <= _INTERLEAVED_S:
+        if (
+            first.first.what in (Fact.ENGINE_DEATH, Fact.WORKER_DEATH)
+            and ooms
+            and ooms[0].first.at - first.first.at <= _INTERLEAVED_S
+        ):
             first = ooms[0]
         return first.figured or first.first
 
