@@ -33,9 +33,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the log brought; `more`: there is more to read at once."""
+    """What one look at the log brought and which file is followed; `more`: there is more to read at once."""
 
     stretches: tuple[Stretch, ...] = ()
+    following: Path | None = None
     gap: Gap | None = None
     more: bool = False
     skipped_bytes: int = 0
@@ -73,10 +74,11 @@ class Follower:
         stretches, more = self._drain(now)
         if self._gap is None:
             self._heard_until = self._wall()
-        skipped = self._current.skipped_bytes if self._current is not None else 0
+        skipped, following = 0, None
         if self._current is not None:
-            self._current.skipped_bytes = 0
-        return Look((*past, *stretches), self._gap, more, skipped)
+            following = self._current.path
+            skipped, self._current.skipped_bytes = self._current.skipped_bytes, 0
+        return Look((*past, *stretches), following, self._gap, more, skipped)
 
     def close(self) -> None:
         """Lets go of all files."""
