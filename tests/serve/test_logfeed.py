@@ -1,9 +1,11 @@
 """From a line in a followed file to a verdict: the log's feed, the tick, and what is published."""
 
+import gzip
 import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fragscope.model import Cause, Fact, Gap, LogFact, Part, Phase, Reason, Samp
 from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed
+from fragscope.serve.keeper import INCIDENTS
 from fragscope.serve.logfeed import LineReader, LogFeed, LogIntake
 from fragscope.serve.poller import Poller
 from fragscope.settings import load
@@ -174,6 +177,17 @@ def test_a_hung_read_of_the_log_becomes_missing_evidence(tmp_path: Path) -> None
     assert log_gaps(sample) == [Reason.STALE]
 
 
+@pytest.mark.parametrize(("written_at", "expected"), [(5000.0, [Reason.STALE]), (6990.0, []), (8000.0, [])])
+def test_a_file_that_the_engine_never_wrote_to_does_not_vouch_for_it(
+    tmp_path: Path, written_at: float, expected: list[Reason]
+) -> None:
+    poll = good(1000)
+    started = EnginePoll(poll.at, tuple(replace(engine, started_at=7000.0) for engine in poll.engines))
+    log = feed_of(Look(following=Path("/vllm.log"), modified_at=written_at))
+    (sample,) = samples_of_one_tick(tmp_path, [started], log, FakeClock())
+    assert log_gaps(sample) == expected
+
+
 def test_facts_go_to_the_poll_that_followed_them_and_the_latest_to_the_last(tmp_path: Path) -> None:
     clock = FakeClock()
     looks = []
@@ -291,6 +305,8 @@ def test_what_was_heard_before_a_restart_of_ours_is_not_heard_twice(tmp_path: Pa
     first.world.end()
     assert first.core.keeper is not None
     first.core.keeper.join(2)
+    (incident,) = (tmp_path / "state" / INCIDENTS).glob("*.gz")
+    assert b'"what":"oom"' in gzip.decompress(incident.read_bytes())
     os.utime(log, (time.time() - 2.0,) * 2)
     again = Live(tmp_path / "again", stop, log, state_dir=tmp_path / "state")
     again.core.start()

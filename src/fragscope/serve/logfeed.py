@@ -4,6 +4,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fragscope.explain.lines import read_line
 from fragscope.model import Fact, Gap, LogFact, Part, Reason
@@ -41,11 +42,15 @@ class LineReader:
 
 @dataclass(frozen=True, slots=True)
 class LogIntake:
-    """What the log said since the tick before; `lines` only where a recording wants them."""
+    """What the log said since the tick before; `lines` only where a recording wants them.
+
+    `modified_at` is when the file was last written to, in unix seconds; None while there is none.
+    """
 
     facts: tuple[LogFact, ...] = ()
     gap: Gap | None = None
     lines: tuple[tuple[float, str], ...] = ()
+    modified_at: float | None = None
 
 
 class LogFeed(Feed):
@@ -74,7 +79,8 @@ class LogFeed(Feed):
         self._lines: deque[tuple[float, str]] = deque()
         self._characters = 0
         self._gap: Gap | None = Gap(Part.LOG, Reason.ABSENT, "not read yet")
-        self._path: object = None
+        self._modified_at: float | None = None
+        self._path: Path | None = None
         self._heard_at = self._last_line_at = clock.now()
         self._flushed = True
         self._due_at = clock.now()
@@ -100,7 +106,7 @@ class LogFeed(Feed):
     def take(self) -> LogIntake:
         """What was heard since the last call."""
         with self._lock:
-            intake = LogIntake(tuple(self._facts), self._gap, tuple(self._lines))
+            intake = LogIntake(tuple(self._facts), self._gap, tuple(self._lines), self._modified_at)
             self._facts.clear()
             self._kept.clear()
             self._lines.clear()
@@ -144,7 +150,7 @@ class LogFeed(Feed):
 
     def _account(self, look: Look, now: float, duration_s: float) -> None:
         with self._lock:
-            self._gap = look.gap
+            self._gap, self._modified_at = look.gap, look.modified_at
         if look.gap is None:
             self.status = self.status.succeeded(now, duration_s)
         elif self.status.up or look.gap.reason is not self._counted[0] or now >= self._counted[1]:

@@ -25,6 +25,7 @@ _FIRST_TICK_S = 0.3
 _REMIND_S = 600.0
 _NAMED_LINES = 100
 _PATIENCE = 3
+_CLOCKS_APART_S = 60.0
 
 Tap = Callable[[Sample, EnginePoll | None], None]
 LogTap = Callable[[str, LogIntake], None]
@@ -71,6 +72,7 @@ class Watch:
     assessment: Assessment | None = None
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
+    started_at: float | None = None
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
     said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
     named_lines: set[str] = field(default_factory=set)
@@ -144,9 +146,11 @@ class Poller(threading.Thread):
         oldest_at = now - watch.stale_after_s
         assigned, gpus, gaps = gpus_of(snapshot, watch.wanted_gpus, watch.expected_gpus, oldest_at)
         watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
-        facts, log_gaps = self._take_log(watch, now)
-        gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), *log_gaps]
         polls: list[EnginePoll | None] = [*watch.feed.take()]
+        started = [engine.started_at for poll in polls if poll is not None for engine in poll.engines]
+        watch.started_at = next((at for at in reversed(started) if at is not None), watch.started_at)
+        facts, log_gaps = _take_log(watch, now)
+        gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), *log_gaps]
         if not polls and watch.feed.late(now, watch.stale_after_s):
             gaps.append(Gap(Part.ENGINE, Reason.STALE, "the reader of the engine hangs"))
         polls = polls or [None]
@@ -158,17 +162,6 @@ class Poller(threading.Thread):
             self._observe(watch, replace(sample, log_facts=sample.log_facts + told), poll)
             # One peak belongs to one sample.
             gpus = tuple(replace(gpu, peak_used_bytes=None) for gpu in gpus)
-
-    def _take_log(self, watch: Watch, now: float) -> tuple[tuple[LogFact, ...], list[Gap]]:
-        """What the log established since the tick before, and the gap where it cannot be read."""
-        if watch.log is None:
-            return (), [Gap(Part.LOG, Reason.ABSENT)]
-        intake = watch.log.take()
-        if watch.log_tap is not None:
-            watch.log_tap(watch.name, intake)
-        if watch.log.late(now, watch.stale_after_s):
-            return intake.facts, [Gap(Part.LOG, Reason.STALE, "the reader of the log hangs")]
-        return intake.facts, [] if intake.gap is None else [intake.gap]
 
     def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
         watch.assessment = watch.detector.observe(sample)
@@ -240,6 +233,27 @@ class Poller(threading.Thread):
             watch.gaps,
             watch.failures_total,
         )
+
+
+def _take_log(watch: Watch, now: float) -> tuple[tuple[LogFact, ...], list[Gap]]:
+    """What the log established since the tick before, and the gap where it says nothing of the present process."""
+    if watch.log is None:
+        return (), [Gap(Part.LOG, Reason.ABSENT)]
+    intake = watch.log.take()
+    if watch.log_tap is not None:
+        watch.log_tap(watch.name, intake)
+    gap = intake.gap
+    if watch.log.late(now, watch.stale_after_s):
+        gap = Gap(Part.LOG, Reason.STALE, "the reader of the log hangs")
+    elif gap is None and _never_written(intake.modified_at, watch.started_at):
+        # vLLM logs when it starts. The silence of a file that is not its own must not speak for it.
+        gap = Gap(Part.LOG, Reason.STALE, "nothing was written to it since the engine started: is it its log?")
+    return intake.facts, [] if gap is None else [gap]
+
+
+def _never_written(modified_at: float | None, started_at: float | None) -> bool:
+    """By the process that started then, or soon before where two hosts' clocks differ; both in unix seconds."""
+    return modified_at is not None and started_at is not None and modified_at < started_at - _CLOCKS_APART_S
 
 
 def _sample(

@@ -33,10 +33,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the log brought and which file is followed; `more`: there is more to read at once."""
+    """What one look at the log brought; `more`: there is more to read at once.
+
+    `following` is the file that is the log now, `modified_at` when it was last written to (unix seconds).
+    """
 
     stretches: tuple[Stretch, ...] = ()
     following: Path | None = None
+    modified_at: float | None = None
     gap: Gap | None = None
     more: bool = False
     skipped_bytes: int = 0
@@ -74,11 +78,12 @@ class Follower:
         stretches, more = self._drain(now)
         if self._gap is None:
             self._heard_until = self._wall()
-        skipped, following = 0, None
-        if self._current is not None:
-            following = self._current.path
-            skipped, self._current.skipped_bytes = self._current.skipped_bytes, 0
-        return Look((*past, *stretches), following, self._gap, more, skipped)
+        told = (*past, *stretches)
+        current = self._current
+        if current is None:
+            return Look(told, gap=self._gap, more=more)
+        skipped, current.skipped_bytes = current.skipped_bytes, 0
+        return Look(told, current.path, current.modified_at, self._gap, more, skipped)
 
     def close(self) -> None:
         """Lets go of all files."""

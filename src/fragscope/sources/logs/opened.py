@@ -70,7 +70,8 @@ class OpenFile:
 
     def read(self) -> tuple[list[Entry], bool]:
         """The lines that were completed since, and whether there is more. Raises OSError."""
-        size = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        size, self.modified_at = status.st_size, status.st_mtime
         entries = self._begin_again(size)
         offset = self._mark.offset
         if size - offset > LAG_BYTES:
