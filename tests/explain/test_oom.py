@@ -147,3 +147,10 @@ def test_a_message_without_figures_has_none() -> None:
 
 def test_text_about_memory_is_no_message() -> None:
     assert read_oom("we never ran out of memory") is None
+
+
+def test_the_opening_words_may_be_cut_anywhere() -> None:
+    opening = WHOLE.index("HIP out of memory.")
+    for cut in range(opening, opening + len("HIP out of memory.")):
+        text = f"{WHOLE[:cut]}\n{WHOLE[cut:]}"
+        assert [each.facts for each in findings(text) if each.kind is Kind.OOM] == [FIGURES], text[:cut]

@@ -66,7 +66,9 @@ class Docket:
         """Takes what the log said; an out-of-memory message opens an episode by itself."""
         for fact in facts:
             self._testimony.add(fact)
-        oom_at = max((fact.at for fact in facts if fact.what is Fact.OOM), default=None)
+        # The start of a log tells of processes long gone: their words open nothing.
+        since = self._testimony.since(Fact.OOM, span)
+        oom_at = max((fact.at for fact in facts if fact.what is Fact.OOM and fact.at >= since), default=None)
         if oom_at is not None:
             if self.open is None:
                 self._open(min(oom_at, at), at, circumstances, span)

@@ -63,8 +63,12 @@ class Testimony:
             first = ooms[0]
         return first.figured or first.first
 
+    def since(self, kind: Fact, span: Span) -> float:
+        """How old a fact of this kind may be to bear on the span's process."""
+        return max(span.process_since, span.last_good_at - self._reach_s(kind))
+
     def _bears_on(self, kind: Fact, burst: _Burst, span: Span) -> bool:
-        since = max(span.process_since, span.last_good_at - self._reach_s(kind))
+        since = self.since(kind, span)
         if kind is Fact.PLANNED_STOP and span.died_at is not None:
             # What is touched after the death announces nothing: deleting a crashed pod runs its hook, too.
             since = max(span.process_since, span.died_at - self._p.planned_stop_valid_s)

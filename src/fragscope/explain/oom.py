@@ -52,6 +52,7 @@ _COMPLETE = re.compile(
     r"butunallocated|reservedintotalbyPyTorch\)|cached\)|total:\d{1,18}\)|releaseallunoccupied", re.IGNORECASE
 )
 _SPLIT_CUES = ("HIP", "CUDA", "NPU", "XPU", "memory")
+_SPLIT_ENDS = ("H", "HI", "C", "CU", "CUD", "N", "NP", "X", "XP")
 EXPECTED = ("tried", "total", "free", "allocated", "reserved_unallocated")
 """What every complete message has; the rest is optional."""
 
@@ -102,14 +103,14 @@ class OomMessage:
         return sum(self.processes) - min(able) if able else sum(self.processes)
 
 
-def starts(text: str) -> bool:
-    """Whether an allocator's message begins in this text, for a quick look before the slow one."""
-    return ("memory" in text or "emory" in text) and _START.search(squeeze(text)) is not None
+def starts(text: str, *, across: bool = False) -> bool:
+    """Whether an allocator's message begins in this text; `across`: the text is two lines put together."""
+    return (across or "emory" in text) and _START.search(squeeze(text)) is not None
 
 
 def may_start(tail: str) -> bool:
     """Whether the end of a line could be the first half of a message that a terminal has cut in two."""
-    return any(cue in tail for cue in _SPLIT_CUES)
+    return tail.endswith(_SPLIT_ENDS) or any(cue in tail for cue in _SPLIT_CUES)
 
 
 def read_messages(text: str) -> tuple[OomMessage, ...]:

@@ -50,20 +50,25 @@ class Reader:
         raw = raw[:LINE_MAX_CHARS]
         if not self._pending and _PERIODIC in raw:
             found = self._periodic(raw, at)
+        elif not self._pending and oom.may_start(self._tail) and self._cut_in_two(raw):
+            found = tuple(self._begin(Plain(f"{self._tail} {plain(raw).text}", None, None), at))
         elif self._pending or _interesting(raw):
             found = tuple(self._read(raw, at))
-        elif oom.may_start(self._tail) and oom.starts(f"{self._tail} {plain(raw).text[:_TAIL_CHARS]}"):
-            # The words "out of memory" themselves were cut in two by a terminal.
-            found = tuple(self._begin(Plain(f"{self._tail} {plain(raw).text}", None, None), at))
         else:
             found = ()
         self._tail = raw.rstrip()[-_TAIL_CHARS:]
         self._stack.append(raw)
         return found
 
-    def pass_over(self, batch: Sequence[str], joined: str) -> bool:
-        """Takes many lines at once if nothing in them (`joined`) can matter; else takes none and returns False."""
-        if self._pending or not batch or _interesting(joined) or oom.may_start(self._tail) or oom.may_start(joined):
+    def _cut_in_two(self, raw: str) -> bool:
+        """Whether a terminal cut the words "out of memory" themselves, half of them on the line before."""
+        return not oom.starts(self._tail) and oom.starts(f"{self._tail} {plain(raw).text[:_TAIL_CHARS]}", across=True)
+
+    def pass_over(self, batch: Sequence[str]) -> bool:
+        """Takes many lines at once if nothing in them can matter; else takes none and returns False."""
+        # Without line breaks, so that words which a terminal cut in two are seen as well.
+        joined = "".join(batch).replace("\n", "")
+        if self._pending or not batch or oom.may_start(self._tail) or oom.may_start(joined) or _interesting(joined):
             return False
         self.number += len(batch)
         self._stack.extend(batch[-_STACK_LINES:])
@@ -197,16 +202,17 @@ def _quote(text: str, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+# Kind -> the detector's word and a fixed description: nothing else of a line is kept by the daemon.
 _FACTS = {
-    Kind.OOM: Fact.OOM,
-    Kind.RUNTIME_OOM: Fact.OOM,
-    Kind.SHUTDOWN: Fact.SHUTDOWN,
-    Kind.ENGINE_DEATH: Fact.ENGINE_DEATH,
-    Kind.WORKER_DEATH: Fact.WORKER_DEATH,
-    Kind.REFUSAL: Fact.REFUSAL,
-    Kind.DRIVER_FAULT: Fact.DRIVER_FAULT,
-    Kind.HOST_OOM: Fact.HOST_OOM,
-    Kind.REQUEST_TOO_LONG: Fact.REQUEST_TOO_LONG,
+    Kind.OOM: (Fact.OOM, "the allocator's out-of-memory message"),
+    Kind.RUNTIME_OOM: (Fact.OOM, "out of memory outside the caching allocator"),
+    Kind.SHUTDOWN: (Fact.SHUTDOWN, "a stop was asked for"),
+    Kind.ENGINE_DEATH: (Fact.ENGINE_DEATH, "the engine's death"),
+    Kind.WORKER_DEATH: (Fact.WORKER_DEATH, "a worker's death"),
+    Kind.REFUSAL: (Fact.REFUSAL, "a refusal to start for lack of memory"),
+    Kind.DRIVER_FAULT: (Fact.DRIVER_FAULT, "a fault of the GPU or its driver"),
+    Kind.HOST_OOM: (Fact.HOST_OOM, "a kill for lack of host memory"),
+    Kind.REQUEST_TOO_LONG: (Fact.REQUEST_TOO_LONG, "a request that is too long"),
 }
 
 
@@ -230,14 +236,9 @@ class LineReader:
         return self._facts(self._reader.flush())
 
     def _facts(self, findings: Iterable[Finding]) -> tuple[LogFact, ...]:
-        return tuple(
-            LogFact(
-                each.at if each.at is not None else self._last_at,
-                self._target,
-                _FACTS[each.kind],
-                each.facts,
-                each.words,
-            )
-            for each in findings
-            if each.kind in _FACTS
-        )
+        return tuple(self._fact(each) for each in findings if each.kind in _FACTS)
+
+    def _fact(self, finding: Finding) -> LogFact:
+        what, words = _FACTS[finding.kind]
+        at = finding.at if finding.at is not None else self._last_at
+        return LogFact(at, self._target, what, finding.facts, words)
