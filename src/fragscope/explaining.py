@@ -22,6 +22,7 @@ from fragscope.explain.postmortem import ALARMING, Explanation, PostMortem, evid
 from fragscope.explain.reader import LINE_MAX_CHARS
 from fragscope.model import LogFact
 from fragscope.recording import STDIN, LogLine, SampleLine, Tally, parse_line
+from fragscope.sources.logs.envelope import PLAIN, Unwrapper
 from fragscope.wire import encode
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -103,11 +104,31 @@ def _explain_file(file: str, parameters: Parameters, count: _Count) -> Iterator[
         if _is_recording(first):
             for line in lines:
                 yield from _feed_recording(mortem, line, count)
+        elif _is_wrapped(first):
+            yield from _explain_wrapped(mortem, lines, count, advance)
         else:
             for batch in iter(lambda: list(itertools.islice(lines, _BATCH_LINES)), []):
                 yield from mortem.feed_batch([_decoded(line, count) for line in batch])
                 advance()
     yield from mortem.close()
+
+
+def _explain_wrapped(
+    mortem: PostMortem, lines: Iterator[bytes], count: _Count, advance: Callable[[], None]
+) -> Iterator[Explanation]:
+    """A container runtime's log: pieces of a line are joined, and each line has its own time."""
+    unwrapper = Unwrapper()
+    for batch in iter(lambda: list(itertools.islice(lines, _BATCH_LINES)), []):
+        for entry in unwrapper.feed(_decoded(line, count).rstrip("\n").encode() for line in batch):
+            yield from mortem.feed(entry.text, entry.wall)
+        advance()
+    for entry in unwrapper.finish():
+        yield from mortem.feed(entry.text, entry.wall)
+
+
+def _is_wrapped(raw: bytes) -> bool:
+    entries = Unwrapper().feed([raw.rstrip(b"\n")])
+    return not entries or entries[0].form != PLAIN
 
 
 def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -126,6 +126,18 @@ def test_an_incident_file_is_explained_from_its_facts(tmp_path: Path, capsys: py
     assert (code, told["incidents"][0]["cause"]) == (1, "fragmentation")
 
 
+@pytest.mark.parametrize("form", ["cri", "docker"])
+def test_a_container_runtimes_log_gives_each_line_its_time(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stamp = "2026-11-30T15:00:17.5Z"
+    cri = [f"{stamp} stdout F {ACCESS}", f"{stamp} stderr P {OOM[:200]}", f"{stamp} stderr F {OOM[200:]}"]
+    docker = [json.dumps({"log": f"{line}\n", "stream": "stderr", "time": stamp}) for line in (ACCESS, OOM)]
+    code, told = explained(write(tmp_path / "0.log", *(cri if form == "cri" else docker)), capsys)
+    assert (code, told["incidents"][0]["at"]) == (1, 1796050817.5)
+    assert told["incidents"][0]["facts"]["reserved_unallocated"] == 8 * 2**30
+
+
 def test_several_files_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(write(tmp_path / name, OOM)) for name in ("a.log", "b.log")]
     main(["explain", *paths, "--format", "json"])
