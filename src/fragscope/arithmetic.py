@@ -16,6 +16,7 @@ _ROUNDING_BYTES = GIB / 100
 """Two figures printed with two decimals of GiB, each 5 MiB off."""
 _OWN_SHARE = 0.85
 _CAP_SHARE = 0.95
+_NAMED_SHARE = 0.85
 _STEP_SHARE = 0.55
 """A serving engine's shortage without a stack that names the buffer: just more often a step's peak than not."""
 
@@ -74,6 +75,8 @@ class Account:
         """Why the figures cannot all be true; None where they can."""
         if self.total is None:
             return None
+        if self.allocated is not None and self.private > self.allocated + tolerance(self.private, self.allocated):
+            return f"{size(self.private)} in private pools is more than the {size(self.allocated)} that contain it"
         for name, value in (("free", self.free), ("allocated", self.allocated), ("in use", self.in_use)):
             if value is not None and value > self.total + _ROUNDING_BYTES:
                 return f"{value / GIB:.2f} GiB {name} is more than the card's {self.total / GIB:.2f} GiB"
@@ -88,6 +91,29 @@ class Account:
         if self.tried is None or self.free is None or self.stranded is None:
             return None
         return self.free < self.tried <= self.free + self.stranded
+
+    @property
+    def undecidable(self) -> bool:
+        """Whether that comparison falls within the rounding of the printed figures."""
+        if self.tried is None or self.free is None or self.stranded is None:
+            return False
+        gap = abs(self.tried - self.free - self.stranded)
+        return gap <= tolerance(self.tried, self.free, self.unallocated or 0.0, self.private)
+
+    @property
+    def capped(self) -> bool:
+        """Whether the process's own cap was hit: what it held and what it asked for exceed it."""
+        if self.allowed is None:
+            return False
+        if self.allocated is None or self.tried is None:
+            return True
+        held = self.allocated + (self.unallocated or 0.0)
+        return held + self.tried > self.allowed - tolerance(self.allowed, self.allocated, self.unallocated or 0.0)
+
+
+def tolerance(*values: float) -> float:
+    """How far a sum of printed sizes can be off: half of the second decimal of each one's unit."""
+    return sum(0.005 * (GIB if value >= GIB else 2**20 if value >= 2**20 else 2**10) for value in values if value)
 
 
 def account(facts: Mapping[str, float]) -> Account:
@@ -111,6 +137,9 @@ def memory_shares(facts: Mapping[str, float], p: Parameters, clue: Clue = NO_CLU
     lacking = shares.pop(Cause.VRAM_EXHAUSTED, 0.0)
     for cause, part in _shortage(account(facts), p, clue).items():
         shares[cause] = shares.get(cause, 0.0) + lacking * part
+    if clue.one_off and shares.get(Cause.MEMORY_UNDETERMINED, 0.0) > 0 and account(facts).tried is None:
+        # Without figures the buffer that is named is all there is to go by.
+        shares = {Cause.TRANSIENT_PEAK: _NAMED_SHARE, Cause.MEMORY_UNDETERMINED: 1 - _NAMED_SHARE}
     return {cause: share for cause, share in shares.items() if share > 0}
 
 
@@ -118,13 +147,12 @@ def _shares(a: Account, p: Parameters, *, one_off: bool) -> dict[Cause, float]:
     """With every shortage called exhaustion; `_shortage` says of which kind it was."""
     if a.contradiction is not None or a.total == 0:
         return _undetermined(p)
-    if a.allowed is not None:
+    if a.capped:
         return {Cause.VRAM_EXHAUSTED: _CAP_SHARE, Cause.FRAGMENTATION: 1 - _CAP_SHARE}
     if a.tried is None or a.free is None or a.total is None:
-        return _without_request(a, p)
+        return _without_request(a, p, one_off=one_off)
     if a.free >= a.tried:
-        near = a.free - a.tried <= max(_ROUNDING_BYTES, p.near_ratio * a.tried)
-        return {Cause.VRAM_EXHAUSTED: 1.0} if near else {Cause.MEMORY_UNDETERMINED: 1.0}
+        return _enough_free(a, a.tried, a.free, a.total, p)
     foreign = _foreign_share(a, p)
     if foreign > 0:
         return {
@@ -133,11 +161,22 @@ def _shares(a: Account, p: Parameters, *, one_off: bool) -> dict[Cause, float]:
             Cause.FRAGMENTATION: p.share_unknown,
         }
     share = _fragmentation_share(a.stranded or 0.0, a.total, p) if a.compaction else p.share_unknown
+    if a.undecidable and a.stranded:
+        share = (_fragmentation_share(a.stranded, a.total, p) + p.share_unknown) / 2
     if a.stranded is None:
         # A shortened message: what was stranded is not told, so nothing argues against the base rate.
         share = p.share_below
-    if one_off and a.compaction:
+    if one_off and share > p.share_unknown:
         share = _weakened(share, p.one_off_odds)
+    return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}
+
+
+def _enough_free(a: Account, tried: float, free: float, total: float, p: Parameters) -> dict[Cause, float]:
+    """Free at least as large as the request: it is read after the failure, so a near miss is a full card."""
+    if free - tried > max(tolerance(tried, free), p.near_ratio * tried):
+        return {Cause.MEMORY_UNDETERMINED: 1.0}
+    ratio = (a.stranded or 0.0) / total
+    share = p.share_low if ratio >= p.mixed_high_ratio else 0.0
     return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}
 
 
@@ -157,7 +196,7 @@ def size(value_bytes: float) -> str:
 
 def _shortage(a: Account, p: Parameters, clue: Clue) -> dict[Cause, float]:
     """What lacked when nothing but more memory would have helped."""
-    if a.allowed is not None:
+    if a.capped:
         return {Cause.VRAM_EXHAUSTED: 1.0}
     if clue.one_off or _huge(a, p):
         return {Cause.TRANSIENT_PEAK: 1.0}
@@ -194,13 +233,13 @@ def _foreign_share(a: Account, p: Parameters) -> float:
     return _OWN_SHARE - 0.15 if large else 0.0
 
 
-def _without_request(a: Account, p: Parameters) -> dict[Cause, float]:
+def _without_request(a: Account, p: Parameters, *, one_off: bool) -> dict[Cause, float]:
     """What the held part alone tells, where the request, the free memory or the card's size is not known."""
     if a.stranded is None:
         known = a.tried is not None and (a.free is not None or a.tried > LARGEST_CARD_BYTES / 2)
         return {Cause.VRAM_EXHAUSTED: 1.0} if known else _undetermined(p)
     card = a.total or LARGEST_CARD_BYTES
-    if a.stranded >= p.mixed_high_ratio * card:
+    if a.stranded >= p.mixed_high_ratio * card and not one_off:
         return {Cause.FRAGMENTATION: p.share_high, Cause.VRAM_EXHAUSTED: 1 - p.share_high}
     if a.live and a.stranded < p.mixed_low_ratio * (a.live + a.stranded):
         return {Cause.VRAM_EXHAUSTED: 1 - p.share_unknown, Cause.FRAGMENTATION: p.share_unknown}

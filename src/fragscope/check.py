@@ -11,7 +11,7 @@ from rich.console import Console
 from fragscope import report
 from fragscope.app import access, build_core
 from fragscope.detect.detector import Detector
-from fragscope.explain.reader import LineReader
+from fragscope.explain.witness import LineReader
 from fragscope.model import Assessment, Outcome, Phase, Sample, Verdict
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll, GpuFeed, GpuSnapshot, Visitor

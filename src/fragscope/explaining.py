@@ -1,6 +1,8 @@
 """`explain`: logs, recordings and incident files to readable accounts of each failure."""
 
+import codecs
 import gzip
+import io
 import itertools
 import sys
 import time
@@ -27,6 +29,7 @@ from fragscope.wire import encode
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK = 1 << 16
+_RECORDED_MAX_BYTES = 16 << 20
 _BATCH_LINES = 64
 _BAR_WIDTH = 60
 _MOST_INCIDENTS = 10_000
@@ -37,6 +40,7 @@ _BAR_FROM_BYTES = 8 << 20
 class _Count:
     lines: int = 0
     unreadable: int = 0
+    before: int = 0
 
 
 def explain_files(files: list[str], parameters: Parameters, out: Console, *, as_json: bool) -> int:
@@ -44,6 +48,10 @@ def explain_files(files: list[str], parameters: Parameters, out: Console, *, as_
 
     Raises OSError where a file cannot be opened.
     """
+    for file in files:
+        if file != STDIN:
+            # Half an answer would look like a whole one to a script.
+            Path(file).open("rb").close()
     count, alarming = _Count(), False
     found: list[dict[str, Any]] = []
     for file in files:
@@ -97,6 +105,7 @@ def _at(explanation: Explanation) -> float | None:
 
 def _explain_file(file: str, parameters: Parameters, count: _Count) -> Iterator[Explanation]:
     mortem = PostMortem(parameters)
+    count.before = count.lines
     with _open(file) as (stream, advance):
         raw = _lines(stream, count)
         first = next(raw, b"")
@@ -139,12 +148,16 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 def _lines(stream: IO[bytes], count: _Count) -> Iterator[bytes]:
     """Lines of bounded length: what is longer is cut, so that one endless line costs no memory."""
+    most = _RECORDED_MAX_BYTES
     try:
-        while raw := stream.readline(LINE_MAX_CHARS):
+        while raw := stream.readline(most):
+            if count.lines == count.before:
+                # A recording holds whole pages of metrics on a line; a log does not.
+                most = _RECORDED_MAX_BYTES if _is_recording(raw) else LINE_MAX_CHARS
             count.lines += 1
-            yield raw
-            cut = not raw.endswith(b"\n") and len(raw) == LINE_MAX_CHARS
+            cut = not raw.endswith(b"\n") and len(raw) >= most
             count.unreadable += cut
+            yield raw[:most]
             while cut and (rest := stream.readline(_CHUNK)) and not rest.endswith(b"\n"):
                 pass
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -160,7 +173,12 @@ def _decoded(raw: bytes, count: _Count) -> str:
 
 
 def _is_recording(raw: bytes) -> bool:
-    return raw.lstrip().startswith(b"{") and b'"kind"' in raw[:LINE_MAX_CHARS]
+    """Whether a first line is of a recording: a JSON log that has a `kind` of its own has no time in `at`."""
+    if not raw.lstrip().startswith(b"{") or b'"kind"' not in raw or b'"at"' not in raw:
+        return False
+    tally = Tally()
+    parse_line(raw, tally)
+    return not (tally.malformed or tally.unknown_kinds)
 
 
 def _feed_recording(mortem: PostMortem, raw: bytes, count: _Count) -> Iterator[Explanation]:
@@ -184,16 +202,27 @@ def _finding(fact: LogFact, number: int) -> Finding:
 @contextmanager
 def _open(file: str) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
     if file == STDIN:
-        yield sys.stdin.buffer, lambda: None
+        yield _unzipped(sys.stdin.buffer), lambda: None
         return
     path = Path(file)
     with path.open("rb") as plain:
-        zipped = plain.read(2) == _GZIP_MAGIC
-        plain.seek(0)
-        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=plain)) if zipped else plain
+        stream = _unzipped(plain)
         with _progress(path) as progress:
             task = progress.add_task(path.name, total=path.stat().st_size)
             yield stream, lambda: progress.update(task, completed=plain.tell())
+
+
+def _unzipped(stream: IO[bytes]) -> IO[bytes]:
+    """The stream without gzip, and as UTF-8 where PowerShell wrote UTF-16."""
+    head = cast("io.BufferedReader", stream).peek(4)[:4]
+    if head.startswith(_GZIP_MAGIC):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+    if (head.startswith(codecs.BOM_UTF16_LE) and head[3:] == b"\0") or (
+        head.startswith(codecs.BOM_UTF16_BE) and head[2:3] == b"\0"
+    ):
+        recoder = codecs.EncodedFile(stream, "utf-8", "utf-16", "replace")
+        return cast("IO[bytes]", recoder)
+    return stream
 
 
 def _progress(path: Path) -> Progress:

@@ -8,7 +8,7 @@ from typing import Any
 from fragscope.detect.detector import Detector
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.statistics import Spacing
-from fragscope.explain.reader import LineReader
+from fragscope.explain.witness import LineReader
 from fragscope.model import (
     MEMORY_CAUSES,
     AllocatorReading,

@@ -3,7 +3,7 @@
 import pytest
 
 from fragscope.explain.findings import Kind
-from fragscope.explain.reader import LineReader
+from fragscope.explain.witness import LineReader
 from fragscope.model import Fact
 from tests.explain.readings import findings, message
 

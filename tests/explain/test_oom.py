@@ -138,7 +138,7 @@ def test_two_messages_on_one_line_are_two() -> None:
 
 def test_the_lines_after_a_cut_message_are_read_for_themselves() -> None:
     text = "HIP out of memory. Tried to allocate 2.00 GiB.\n(APIServer pid=1) ERROR EngineDeadError"
-    assert [each.kind for each in findings(text)] == [Kind.OOM, Kind.ENGINE_DEATH]
+    assert {each.first_line: each.kind for each in findings(text)} == {1: Kind.OOM, 2: Kind.ENGINE_DEATH}
 
 
 def test_a_message_without_figures_has_none() -> None:

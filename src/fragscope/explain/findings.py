@@ -79,3 +79,5 @@ class Finding:
     uncertainties: Mapping[str, float] = field(default_factory=dict)
     processes: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
+    variable: str | None = None
+    """The allocator's environment variable as the message itself names it."""

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fragscope.explain.findings import FAILURES, Finding, Kind, Stage
+from fragscope.explain.pressure import SHORT_LINES, Stretch, nearly_full
 from fragscope.explain.versions import Stack
 
 _TOGETHER_LINES = 400
@@ -12,8 +13,8 @@ _TOGETHER_LINES = 400
 _TOGETHER_S = 60.0
 _CONTEXT_LINES = 300
 _MOST_FINDINGS = 64
-_LASTING = 3
-"""Periodic lines in a row (30 s by default) that make a pressure worth telling; a shorter log is judged by its last."""
+_DAYS_BEFORE = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
+_YEAR_S = 366 * 86400.0
 _NOTE_LINES = 50
 """Figures alone are judged in a note that somebody wrote; in a log, sizes with arrows are progress reports."""
 _STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)")
@@ -75,7 +76,8 @@ class Incident:
         facts: dict[str, float] = {}
         oom = self.oom
         sources = [oom.facts] if oom is not None else []
-        sources += [each.facts for each in self.findings if each.kind in FAILURES and each is not oom]
+        # Another rank's message is another card's account: its figures are not mixed with these.
+        sources += [each.facts for each in self.findings if each.kind in FAILURES and each.kind is not Kind.OOM]
         sources += [each.facts for each in self.of(Kind.DUMP)]
         sources += [self.stats]
         sources += [each.facts for each in self.of(Kind.MEASURED, Kind.SERIES, Kind.SMI)]
@@ -97,11 +99,12 @@ class Collector:
         self._stats: Finding | None = None
         self._startup: dict[str, float] = {}
         self.stack = Stack()
-        self._pressure: list[Finding] = []
-        self._told_pressure = False
+        self._stretches: dict[float, Stretch] = {}
         self._stats_count = 0
         self._loose: list[Finding] = []
         self._failures = 0
+        self._refused: list[Finding] = []
+        self._refused_seen = 0
 
     def observe(self, finding: Finding) -> Iterator[Incident]:
         """Takes a finding; yields the incidents that it ends."""
@@ -111,13 +114,16 @@ class Collector:
             yield from self._observe_stats(finding)
         elif finding.kind in (Kind.MEASURED, Kind.SERIES, Kind.SMI) and not self._open:
             self._loose = [*self._loose, finding][-_MOST_FINDINGS:]
+        elif finding.kind is Kind.REQUEST_TOO_LONG:
+            yield from self._observe_refused(finding)
         else:
             yield from self._observe_failure(finding)
 
     def close(self, lines: int) -> Iterator[Incident]:
         """What is left at the end of a log of that many lines."""
         yield from self._close_open()
-        yield from self._close_pressure(final=True)
+        yield from self._close_refused()
+        yield from self._close_pressures(final=True)
         if self._loose and not self._failures and lines <= _NOTE_LINES:
             yield Incident(tuple(self._loose), self._last_stats(), dict(self._startup), self.stack)
             self._loose = []
@@ -127,22 +133,38 @@ class Collector:
             self._startup |= finding.facts
             return
         yield from self._close_open()
-        yield from self._close_pressure()
+        yield from self._close_pressures()
         self._startup, self._stats = {}, None
 
     def _observe_stats(self, finding: Finding) -> Iterator[Incident]:
         if self._open and not _together(self._open[-1], finding):
             yield from self._close_open()
-        if finding.kind is Kind.PREEMPTION:
-            return
         self._stats, self._stats_count = finding, self._stats_count + 1
-        if self._pressure and pressure(self._pressure[-1].facts) is not pressure(finding.facts):
-            yield from self._close_pressure()
-        if pressure(finding.facts) is not None:
-            self._pressure = [*self._pressure[:1], *self._pressure[1:][-_MOST_FINDINGS:], finding]
+        # Each engine on the log has a state of its own; one that waits is not calmed by a neighbour that idles.
+        engine = finding.facts.get("engine", -1.0)
+        stretch = self._stretches.setdefault(engine, Stretch())
+        if stretch.ends_with(finding):
+            del self._stretches[engine]
+            yield from self._told(stretch)
+            self._stretches[engine] = stretch = Stretch()
+        stretch.take(finding)
+
+    def _observe_refused(self, finding: Finding) -> Iterator[Incident]:
+        """A refused request is the client's affair and never part of an engine's failure."""
+        self._failures += 1
+        if self._refused and not _together(self._refused[-1], finding):
+            yield from self._close_refused()
+        self._refused = [*self._refused[: _MOST_FINDINGS - 1], finding]
+        self._refused_seen += 1
+
+    def _close_refused(self) -> Iterator[Incident]:
+        findings, seen = tuple(self._refused), self._refused_seen
+        self._refused, self._refused_seen = [], 0
+        if findings:
+            yield Incident(findings, {}, {}, self.stack, seen - len(findings))
 
     def _observe_failure(self, finding: Finding) -> Iterator[Incident]:
-        if self._open and not (_together(self._open[-1], finding) and _alike(self._open[0], finding)):
+        if self._open and not _together(self._open[-1], finding):
             yield from self._close_open()
         if finding.kind in FAILURES:
             self._failures += 1
@@ -160,19 +182,26 @@ class Collector:
         if all(each.kind in (Kind.SHUTDOWN, Kind.HINT) for each in findings):
             # A stop that somebody asked for, and that broke nothing, is no incident.
             return
-        near, self._loose = tuple(self._loose), []
+        near = tuple(each for each in self._loose if findings[0].first_line - each.last_line <= _CONTEXT_LINES)
+        self._loose = []
         stats = self._last_stats(findings[0].first_line)
         yield Incident(
             findings + near if _needs_help(findings) else findings, stats, dict(self._startup), self.stack, repeats
         )
 
-    def _close_pressure(self, *, final: bool = False) -> Iterator[Incident]:
-        stretch, self._pressure = self._pressure, []
-        short = final and self._stats_count <= _LASTING and not self._failures
-        if short and not stretch and self._stats is not None and nearly_full(self._stats.facts):
-            stretch = [self._stats]
-        if len(stretch) >= _LASTING or (short and stretch):
-            yield Incident(tuple(stretch), stretch[-1].facts, dict(self._startup), self.stack)
+    def _close_pressures(self, *, final: bool = False) -> Iterator[Incident]:
+        stretches, self._stretches = list(self._stretches.values()), {}
+        short = final and self._stats_count <= SHORT_LINES and not self._failures
+        last = self._stats
+        if short and last is not None and not any(each.kind for each in stretches) and nearly_full(last.facts):
+            yield Incident((last,), last.facts, dict(self._startup), self.stack)
+            return
+        for stretch in stretches:
+            yield from self._told(stretch, short=short)
+
+    def _told(self, stretch: Stretch, *, short: bool = False) -> Iterator[Incident]:
+        if stretch.kind is not None and (short or stretch.lasted):
+            yield Incident(tuple(stretch.findings), stretch.findings[-1].facts, dict(self._startup), self.stack)
 
     def _last_stats(self, line: int | None = None) -> dict[str, float]:
         if self._stats is None or (line is not None and line - self._stats.last_line > _CONTEXT_LINES):
@@ -180,46 +209,16 @@ class Collector:
         return dict(self._stats.facts)
 
 
-class Pressure:
-    """The words for what a periodic line shows; docs/detector.md has the live conditions behind them."""
-
-    FULL = "full"
-    STARVED = "starved"
-    STALLED = "stalled"
-
-
-def pressure(facts: Mapping[str, float]) -> str | None:
-    """What weighs on the engine in one periodic line: a full pool, waiting with room, or a standstill."""
-    usage, waiting, running = facts.get("kv_usage"), facts.get("waiting", 0.0), facts.get("running", 0.0)
-    if usage is None:
-        return None
-    if usage >= 0.95 or (usage >= 0.90 and (waiting > 0 or facts.get("preemptions", 0.0) > 0)):
-        return Pressure.FULL
-    if waiting <= 0:
-        return None
-    if running == 0 and usage < 0.05 and facts.get("gen_tps", 0.0) == 0 and facts.get("prompt_tps", 0.0) == 0:
-        return Pressure.STALLED
-    return Pressure.STARVED
-
-
-def nearly_full(facts: Mapping[str, float]) -> bool:
-    """A pool at which a longer prompt already has to wait."""
-    return facts.get("kv_usage", 0.0) >= 0.90
-
-
 def _needs_help(findings: tuple[Finding, ...]) -> bool:
     return any(each.kind is Kind.OOM and "tried" not in each.facts for each in findings)
-
-
-def _alike(first: Finding, other: Finding) -> bool:
-    """A refused request is the client's affair and never part of an engine's failure."""
-    return (first.kind is Kind.REQUEST_TOO_LONG) is (other.kind is Kind.REQUEST_TOO_LONG)
 
 
 def _together(earlier: Finding, later: Finding) -> bool:
     before, after = seconds(earlier), seconds(later)
     if before is not None and after is not None and before != after:
-        return abs(after - before) <= _TOGETHER_S
+        apart = abs(after - before)
+        # Printed times have no year: the last of December lies next to the first of January.
+        return min(apart, abs(_YEAR_S - apart)) <= _TOGETHER_S
     return later.first_line - earlier.last_line <= _TOGETHER_LINES
 
 
@@ -231,9 +230,5 @@ def seconds(finding: Finding) -> float | None:
     if match is None:
         return None
     month, day, hour, minute, second = (int(group) for group in match.groups()[1:])
-    return ((month * 31 + day) * 24 + hour) * 3600.0 + minute * 60 + second
-
-
-def merged(incident: Incident, finding: Finding) -> Incident:
-    """The incident with one more finding."""
-    return replace(incident, findings=(*incident.findings, finding))
+    days = _DAYS_BEFORE[min(max(month, 1), 12) - 1] + day
+    return (days * 24 + hour) * 3600.0 + minute * 60 + second

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from fragscope.arithmetic import Clue, account, memory_shares, size
 from fragscope.detect.parameters import GIB, Parameters
-from fragscope.explain.findings import Finding, Kind, Stage
-from fragscope.explain.incidents import Incident, Pressure, pressure
+from fragscope.explain.findings import FAILURES, Finding, Kind, Stage
+from fragscope.explain.incidents import Incident
+from fragscope.explain.pressure import Pressure, pressure
 from fragscope.explain.words import reason
 from fragscope.model import Cause, Condition
 
@@ -47,19 +48,27 @@ def judge(incident: Incident, p: Parameters) -> Judged:
 
 
 def _leading(incident: Incident) -> Finding | None:
-    """The finding that explains the rest, in ranks: first what names a cause, then what only reports an end."""
+    """The finding that explains the rest: a stop that was asked for if it came first, else by rank, else by time."""
+    failures = incident.of(*FAILURES, Kind.DUMP)
+    first = min(failures, key=lambda each: each.first_line, default=None)
+    if first is not None and first.kind is Kind.SHUTDOWN:
+        return first
     for kinds in _RANKS:
         found = incident.of(*kinds)
         if found:
-            first = min(found, key=lambda each: each.first_line)
-            if first.kind is Kind.OOM:
-                return incident.oom
-            return first
-    return None
+            leading = min(found, key=lambda each: each.first_line)
+            return incident.oom if leading.kind is Kind.OOM else _fullest(incident, leading)
+    return first
+
+
+def _fullest(incident: Incident, leading: Finding) -> Finding:
+    """The same sentence with its wrapped rest, where there is one."""
+    same = [each for each in incident.of(leading.kind) if each.first_line - leading.first_line <= 1]
+    return max(same, key=lambda each: len(each.facts))
 
 
 _RANKS = (
-    (Kind.SHUTDOWN, Kind.DRIVER_FAULT, Kind.HOST_OOM, Kind.OOM, Kind.REFUSAL),
+    (Kind.DRIVER_FAULT, Kind.HOST_OOM, Kind.OOM, Kind.REFUSAL),
     (Kind.RUNTIME_OOM,),
     (Kind.ENGINE_ERROR, Kind.REQUEST_TOO_LONG),
     (Kind.WORKER_DEATH,),
@@ -72,12 +81,20 @@ def _allocation(incident: Incident, oom: Finding, p: Parameters) -> Judged:
     one_off = incident.one_off or _ONE_OFF_STAGES.get(incident.stage)
     clue = Clue(one_off is not None, _loading(incident, oom, p), _serving(incident, oom))
     shares = memory_shares(oom.facts, p, clue)
+    if incident.stage is Stage.CAPTURE and a.compaction:
+        # While a graph is captured nothing is returned to the driver: what is unallocated need not be pinned.
+        shares = _halved(shares)
     if Cause.MEMORY_UNDETERMINED in shares and incident.of(Kind.DRIVER_FAULT):
         shares = {Cause.DRIVER_FAULT: _LIKELY, Cause.MEMORY_UNDETERMINED: 1 - _LIKELY}
     probabilities: dict[str, float] = {cause: _CERTAIN * share for cause, share in shares.items()}
     probabilities[Cause.UNEXPLAINED] = probabilities.get(Cause.UNEXPLAINED, 0.0) + 1 - _CERTAIN
     cause = max(probabilities, key=lambda name: probabilities[name])
     return Judged(cause, probabilities, tuple(reason(a, cause, p, one_off)))
+
+
+def _halved(shares: Mapping[Cause, float]) -> dict[Cause, float]:
+    kept = shares.get(Cause.FRAGMENTATION, 0.0) / 2
+    return {**shares, Cause.FRAGMENTATION: kept, Cause.TRANSIENT_PEAK: shares.get(Cause.TRANSIENT_PEAK, 0.0) + kept}
 
 
 _ONE_OFF_STAGES = {Stage.CAPTURE: "graph capture or warm-up", Stage.PROFILING: "the profiling run"}
@@ -161,10 +178,16 @@ def _worker(incident: Incident, finding: Finding, p: Parameters) -> Judged:
         killed = f"exit code {code:.0f}: it was killed from outside"
         why = f"{killed}, as the kernel does for lack of host memory; nothing here proves who did"
         return _two(Cause.HOST_OOM, _PERHAPS, Cause.UNEXPLAINED, why)
-    return _death(incident, finding, p)
+    return _died(incident, finding)
 
 
 def _death(incident: Incident, finding: Finding, p: Parameters) -> Judged:
+    if finding.facts.get("exit_code") in _SIGKILL:
+        return _worker(incident, finding, p)
+    return _died(incident, finding)
+
+
+def _died(incident: Incident, finding: Finding) -> Judged:
     usage = incident.facts.get("kv_usage")
     pool = (
         "" if usage is None else f" (KV pool {100 * usage:.0f} % full, {incident.facts.get('running', 0):.0f} running)"
@@ -182,8 +205,8 @@ def _too_long(incident: Incident, finding: Finding, p: Parameters) -> Judged:
 
 
 def _pressure(incident: Incident, p: Parameters) -> Judged:
-    if incident.of(Kind.STATS):
-        return _of_stats(incident.stats, p)
+    if incident.of(Kind.STATS, Kind.PREEMPTION):
+        return _of_stats(incident, p)
     if incident.of(Kind.SERIES):
         return _of_series(incident)
     if incident.of(Kind.MEASURED):
@@ -195,25 +218,29 @@ def _pressure(incident: Incident, p: Parameters) -> Judged:
     return _one(Cause.UNEXPLAINED, _CERTAIN, "nothing here decides")
 
 
-def _of_stats(facts: Mapping[str, float], p: Parameters) -> Judged:
+def _of_stats(incident: Incident, p: Parameters) -> Judged:
+    facts = max(incident.of(Kind.STATS), key=lambda each: each.first_line, default=incident.findings[-1]).facts
+    if incident.of(Kind.PREEMPTION) and "kv_usage" not in facts:
+        why = "vLLM says that it preempts sequences for lack of blocks"
+        return _two(Condition.KV_EXHAUSTED, _CERTAIN, Cause.UNEXPLAINED, why)
     usage, running, waiting = facts.get("kv_usage", 0.0), facts.get("running", 0.0), facts.get("waiting", 0.0)
     state = f"{running:.0f} running, {waiting:.0f} waiting, KV pool {100 * usage:.1f} % full"
     kind = pressure(facts)
     if kind is Pressure.STALLED:
-        return _two(
-            Cause.ENGINE_FAULT, _LIKELY, Cause.UNEXPLAINED, f"{state}, and no token moves: the scheduler stands still"
-        )
-    if usage >= p.pool_full_ratio:
+        why = f"{state}, and no token moves: the scheduler stands still"
+        return _two(Cause.ENGINE_FAULT, _LIKELY, Cause.UNEXPLAINED, why)
+    if usage >= p.pool_full_ratio or kind is Pressure.FULL:
         return _two(Condition.KV_EXHAUSTED, _CERTAIN if waiting > 0 else _LIKELY, Cause.UNEXPLAINED, state)
     if usage < p.pool_room_ratio:
-        why = (
-            f"{state}: what waits does not wait for blocks, but for a place in the batch, an adapter or a remote cache"
-        )
+        why = f"{state}: what waits does not wait for blocks, but for a place in the batch or an adapter"
         return _two(Condition.SCHEDULER_LIMIT, _LIKELY, Cause.UNEXPLAINED, why)
     why = f"{state}: either a long prompt needs more blocks than are free, or a scheduler limit holds it back"
-    return Judged(
-        Cause.UNEXPLAINED, {Cause.UNEXPLAINED: 0.5, Condition.KV_EXHAUSTED: 0.3, Condition.SCHEDULER_LIMIT: 0.2}, (why,)
-    )
+    probabilities: dict[str, float] = {
+        Cause.UNEXPLAINED: 0.5,
+        Condition.KV_EXHAUSTED: 0.3,
+        Condition.SCHEDULER_LIMIT: 0.2,
+    }
+    return Judged(Cause.UNEXPLAINED, probabilities, (why,))
 
 
 def _of_series(incident: Incident) -> Judged:

@@ -22,7 +22,7 @@ DEATH = (
     "Got fatal signal from worker processes",
 )
 _RUNTIME_OOM = re.compile(
-    r"(?:CUDA|HIP) [Ee]rror: out of memory|hipErrorOutOfMemory|failure '?out of memory|"
+    r"(?:CUDA|HIP) [Ee]rror: out of memory|hipErrorOutOfMemory|failure (?:\d{1,3} )?'?out of memory|"
     r"HSA_STATUS_ERROR_OUT_OF_RESOURCES"
 )
 _DRIVER = re.compile(
@@ -35,10 +35,15 @@ _ENGINE_ERROR = re.compile(
     r"HSA_AMD_AGENT_INFO_MEMORY_AVAIL query failed"
 )
 _KILLED = re.compile(
-    r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process|oom-kill:constraint|OOMKilled"
+    r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process|oom-kill:constraint|invoked oom-killer|"
+    r"oom_reaper: reaped|Killed process \d{1,9} .{0,60}total-vm:|killed due to memory pressure|"
+    r"OOMKilled(?![\"']?\s?[:=]\s?[\"']?[Ff]alse)"
 )
-_EXIT = re.compile(r"(?:exit(?:ed with)?[ _]code|Exit Code|exitcode|\bEXIT)[:= ]*(-?\d{1,9})")
-_WORKER = re.compile(r"(?:Worker proc|Engine core process) .{0,60}died unexpectedly")
+_EXIT = re.compile(
+    r"(?:[Ee]xit(?:ed)?(?: with)?[ _-]?(?:[Cc]ode|[Ss]tatus)|exitcode|\bEXIT)[\"']?[:= ]{1,3}(-?\d{1,9})(?! means)|"
+    r"Exited \((\d{1,9})\)|proc\(s\): \{[^}]{0,80}?: (-?\d{1,9})"
+)
+_WORKER = re.compile(r"(?:Worker proc|Engine core proc(?:ess)?) .{0,60}died unexpectedly")
 _SIGKILL = (-9, 137)
 _LIMIT = re.compile(r"maximum context length(?: is)? \(?(\d{1,15})")
 _REQUESTED = re.compile(
@@ -47,7 +52,7 @@ _REQUESTED = re.compile(
 _NEGATIVE = re.compile(r"max_tokens must be at least 1, got (-?\d{1,9})")
 _SERVE = re.compile(
     rf"max seq len \((\d{{1,15}})\),? \(?{_NUMBER} GiB KV cache is needed, which is larger than the available KV cache "
-    rf"memory \({_NUMBER} GiB\)"
+    rf"memory \((-?{_NUMBER[1:]} GiB\)"
 )
 _POOL = re.compile(
     r"max seq len \((\d{1,15})\) is larger than the maximum number of tokens .{0,40}KV cache \((\d{1,15})\)"
@@ -57,9 +62,12 @@ _BUDGET = re.compile(
     rf"\((?:{_NUMBER}, )?{_NUMBER} GiB\)"
 )
 _HINTS = (
-    (re.compile(r"warming up sampler with (\d{1,15}) dummy requests"), "sampler warm-up", Stage.CAPTURE),
+    (re.compile(r"warming up (?:sampler|pooler) with (\d{1,15}) dummy requests"), "sampler warm-up", Stage.CAPTURE),
     (re.compile(r"Failed to load model - not enough GPU memory"), None, Stage.LOADING),
     (re.compile(r"while processing method load_model"), None, Stage.LOADING),
+    (re.compile(r"while processing method determine_\w{1,40}"), None, Stage.PROFILING),
+    (re.compile(r"while processing method (?:initialize_cache|compile_or_warm_up_model)"), None, Stage.CAPTURE),
+    (re.compile(r"while processing method (?:execute_model|start_worker_execution_loop)"), None, Stage.SERVING),
     (re.compile(r"expandable_segments not supported on this platform"), None, None),
 )
 
@@ -82,11 +90,12 @@ def _refusal(text: str) -> Facts | None:
         return {"kv_available": 0.0}
     match = _SERVE.search(text)
     if match is not None:
-        needed, available = figure(match[2], "GiB"), figure(match[3], "GiB")
+        needed, available = figure(match[2], "GiB"), figure(match[3].removeprefix("-"), "GiB")
+        sign = -1 if match[3].startswith("-") else 1
         return {
             "max_model_len": float(match[1]),
             "kv_needed": float(needed.value_bytes),
-            "kv_available": float(available.value_bytes),
+            "kv_available": float(sign * available.value_bytes),
         }
     match = _POOL.search(text)
     if match is not None:
@@ -133,10 +142,23 @@ def _engine_error(text: str) -> Facts | None:
 
 
 def _worker_death(text: str) -> Facts | None:
-    code = _EXIT.search(text)
+    code = exit_code(text)
     if _WORKER.search(text) is not None:
-        return {"exit_code": float(code[1])} if code else {}
-    return {"exit_code": float(code[1])} if code and int(code[1]) in _SIGKILL else None
+        return {"exit_code": code} if code is not None else {}
+    return {"exit_code": code} if code in _SIGKILL else None
+
+
+def exit_code(text: str) -> float | None:
+    """The exit code that a line names, in the words of vLLM, Python, docker or Kubernetes."""
+    match = _EXIT.search(text)
+    return float(next(group for group in match.groups() if group)) if match else None
+
+
+def _death(text: str) -> Facts | None:
+    if not any(marker in text for marker in DEATH):
+        return None
+    code = exit_code(text) if "proc(s)" in text else None
+    return {"exit_code": code} if code in _SIGKILL else {}
 
 
 def _marked(markers: tuple[str, ...]) -> Callable[[str], Facts | None]:
@@ -146,7 +168,11 @@ def _marked(markers: tuple[str, ...]) -> Callable[[str], Facts | None]:
 READERS: tuple[tuple[Kind, tuple[str, ...], Callable[[str], Facts | None]], ...] = (
     (Kind.STATS, ("KV cache usage",), read_stats),
     (Kind.DUMP, ("Dumping scheduler stats",), read_dump),
-    (Kind.HOST_OOM, ("ut of memory: Kill", "oom-kill:", "OOMKilled"), _host_oom),
+    (
+        Kind.HOST_OOM,
+        ("Killed process", "Kill process", "oom-kill", "oom_reaper", "OOMKilled", "memory pressure"),
+        _host_oom,
+    ),
     (
         Kind.DRIVER_FAULT,
         ("ccess fault", "_FAULT", "page fault", "HSA_STATUS", "Exception by GPU", "illegal memory", "Xid", "GPU reset"),
@@ -154,7 +180,7 @@ READERS: tuple[tuple[Kind, tuple[str, ...], Callable[[str], Facts | None]], ...]
     ),
     (
         Kind.RUNTIME_OOM,
-        ("rror: out of memory", "ErrorOutOfMemory", "'out of memory", "OUT_OF_RESOURCES"),
+        ("rror: out of memory", "ErrorOutOfMemory", "out of memory'", "OUT_OF_RESOURCES"),
         _runtime_oom,
     ),
     (
@@ -164,9 +190,9 @@ READERS: tuple[tuple[Kind, tuple[str, ...], Callable[[str], Facts | None]], ...]
     ),
     (Kind.REQUEST_TOO_LONG, ("maximum context length", "max_tokens must be"), _too_long),
     (Kind.SHUTDOWN, SHUTDOWN, _marked(SHUTDOWN)),
-    (Kind.WORKER_DEATH, ("died unexpectedly", "xit code", "xit Code", "exit_code", "exitcode", "EXIT"), _worker_death),
+    (Kind.WORKER_DEATH, ("died unexpectedly", "xit", "EXIT"), _worker_death),
     (Kind.ENGINE_ERROR, (" error: ", "CCL error", "Returned hipError", "query failed"), _engine_error),
-    (Kind.ENGINE_DEATH, DEATH, _marked(DEATH)),
+    (Kind.ENGINE_DEATH, DEATH, _death),
     (
         Kind.PREEMPTION,
         ("is preempted by",),
@@ -174,7 +200,7 @@ READERS: tuple[tuple[Kind, tuple[str, ...], Callable[[str], Facts | None]], ...]
     ),
     (
         Kind.STARTUP,
-        ("odel loading took", "model weights took", "Available KV cache memory", "KV cache size:", "# GPU blocks:",
+        ("odel loading took", "model weights t", "Available KV cache memory", "KV cache size:", "# GPU blocks:",
          "emory profiling", "concurrency for"),
         read_startup,
     ),
@@ -190,6 +216,17 @@ def classify(text: str) -> tuple[Kind, Facts] | None:
             if facts is not None:
                 return kind, facts
     return None
+
+
+_GOES_ON = re.compile(
+    r"Avg prompt throughput|at least one request with the model|max seq len|Free memory on device|Killed process|"
+    r"OUT_OF_RESOURCES|Input length|maximum context length"
+)
+
+
+def may_go_on(text: str) -> bool:
+    """Whether a terminal may have wrapped this line: the words of a known sentence, perhaps without its end."""
+    return _GOES_ON.search(text) is not None
 
 
 def hint(text: str) -> tuple[str, str | None, Stage | None] | None:

@@ -7,7 +7,7 @@ from fragscope.explain.findings import Kind
 from fragscope.explain.oom import figure, figures_in
 from fragscope.explain.text import squeeze
 
-CUES = ("reserved", "->", " ... ", " MB", "MiB", "GB")
+CUES = ("allocated=", "allocated:", "at OOM", " -> ", " ... ", " slept]", " slept)", " MB |", " MB ")
 _SIZE = r"~?(\d{1,12}(?:\.\d{1,9})?) ?(bytes|[KMGT]i?B)"
 _PAIR = re.compile(rf"allocated ?[=:] ?{_SIZE}[ ,;|]+(?:\w+ )?reserved ?[=:] ?{_SIZE}", re.IGNORECASE)
 _SERIES = re.compile(
@@ -15,7 +15,9 @@ _SERIES = re.compile(
     r"(?: ?->| ?\.\.\.| ?;[^;\d]{0,20}(?:~?\d{1,4} ?h\b)?[^;\d]{0,30}) ?"
     r"(?P<b>\d{1,9}(?:\.\d{1,9})?) ?(?P<ub>[KMGT]i?B)"
 )
-_OOM = re.compile(r"\bOOM\b")
+_OOM = re.compile(r"\bat OOM\b")
+_OF_MEMORY = re.compile(r"memory|pool|live|reserved|resid|slept|VRAM|device", re.IGNORECASE)
+_NOT_THE_CARDS = re.compile(r"\bhost\b|\bCPU\b|download|shard|disk", re.IGNORECASE)
 _NOTE_CHARS = 300
 """People's notes are short; dumps of a configuration are not, and hold arrows, too."""
 _SMI = re.compile(r"\b(\d{2,9})/(\d{4,9}) ?MB\b")
@@ -23,6 +25,8 @@ _SMI = re.compile(r"\b(\d{2,9})/(\d{4,9}) ?MB\b")
 
 def read(text: str) -> Iterator[tuple[Kind, Mapping[str, float]]]:
     """What is written here: an out-of-memory note with figures, pairs, series, monitoring rows."""
+    if len(text) > _NOTE_CHARS:
+        return
     if _OOM.search(text):
         figures = figures_in(squeeze(text))
         if figures:
@@ -41,7 +45,7 @@ def read(text: str) -> Iterator[tuple[Kind, Mapping[str, float]]]:
     if smi is not None:
         yield Kind.SMI, {"used": int(smi[1]) * 1e6, "total": int(smi[2]) * 1e6}
         return
-    if len(text) <= _NOTE_CHARS and ("->" in text or "..." in text or ";" in text):
+    if _OF_MEMORY.search(text) and not _NOT_THE_CARDS.search(text):
         yield from _series(text)
 
 

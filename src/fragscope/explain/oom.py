@@ -15,7 +15,9 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE = r"~?(\d{1,15}(?:\.\d{1,9})?)(bytes|[KMGT]iB|[KMGT]B)"
-_START = re.compile(r"(HIP|CUDA|NPU|XPU)outofmemory[.(!]?|memoryallocationfailedwithOOMondevice", re.IGNORECASE)
+_START = re.compile(
+    r"(HIP|CUDA|NPU|XPU)outofmemory(?=[.(!'\"]|occurred|$)|memoryallocationfailedwithOOMondevice", re.IGNORECASE
+)
 
 
 def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:

@@ -1,23 +1,21 @@
 """A log as it comes, line by line: joins what was wrapped and yields findings; bounded memory, no clock."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from fragscope.explain import lines, measured, oom, stages, versions
 from fragscope.explain.findings import Finding, Kind, Stage
 from fragscope.explain.stats import read_stats
-from fragscope.explain.text import Plain, plain, stamp
-from fragscope.model import Fact, LogFact
+from fragscope.explain.text import Plain, is_user_text, plain, stamp, unpack
 
-LINE_MAX_CHARS = 64 * 1024
+LINE_MAX_CHARS = 32 * 1024
 """Longer lines are cut: vLLM's configuration dump is the longest known, about 10 kB."""
-QUIET_S = 1.0
-"""A writer that has said nothing for this long has no more lines of the same message."""
 _STACK_LINES = 120
-_CONTINUATION_LINES = 8
+_CONTINUATION_LINES = 12
 """A terminal of 80 columns wraps the allocator's message over seven lines."""
 _TAIL_CHARS = 40
-_PERIODIC = "Avg prompt throughput"
+_PERIODIC, _PERIODIC_END = "Avg prompt throughput", "KV cache usage"
 _STOPS = ("Traceback (most recent call last)", '  File "', "During handling of the above")
 _CUES = tuple(
     dict.fromkeys(
@@ -30,6 +28,21 @@ _CUES = tuple(
 )  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A message whose end has not come yet."""
+
+    prefix: Plain
+    first_line: int
+    at: float | None
+    texts: list[str] = field(default_factory=list)
+
+    def belongs(self, line: Plain) -> bool:
+        """Whether a line can go on with it: same process, same level, where both tell."""
+        told = (self.prefix.process, line.process), (self.prefix.level, line.level)
+        return all(ours is None or theirs is None or ours == theirs for ours, theirs in told)
+
+
 class Reader:
     """Findings of one log; `feed` every line in order, `flush` at the end or when the log has gone quiet."""
 
@@ -37,47 +50,57 @@ class Reader:
         self.number = 0
         self.stage = Stage.UNKNOWN
         self.stack = versions.Stack()
-        self._pending: list[str] = []
-        self._pending_from = 0
-        self._pending_prefix: Plain | None = None
-        self._pending_at: float | None = None
-        self._tail = ""
-        self._stack: deque[str] = deque(maxlen=_STACK_LINES)
+        self._pending: _Pending | None = None
+        self._last = ""
+        self._half: tuple[str, Kind | None, lines.Facts] | None = None
+        self._recent: deque[str] = deque(maxlen=_STACK_LINES)
+        self._told: tuple[int, str | None, Stage | None, str | None] = (-_STACK_LINES, None, None, None)
 
     def feed(self, raw: str, at: float | None = None) -> tuple[Finding, ...]:
         """What this line, and what it completes, establishes; `at` is the line's own time where known."""
         self.number += 1
-        raw = raw[:LINE_MAX_CHARS]
-        if not self._pending and _PERIODIC in raw:
-            found = self._periodic(raw, at)
-        elif not self._pending and oom.may_start(self._tail) and self._cut_in_two(raw):
-            found = tuple(self._begin(Plain(f"{self._tail} {plain(raw).text}", None, None), at))
-        elif self._pending or _interesting(raw):
-            found = tuple(self._read(raw, at))
-        else:
-            found = ()
-        self._tail = raw.rstrip()[-_TAIL_CHARS:]
-        self._stack.append(raw)
-        return found
-
-    def _cut_in_two(self, raw: str) -> bool:
-        """Whether a terminal cut the words "out of memory" themselves, half of them on the line before."""
-        return not oom.starts(self._tail) and oom.starts(f"{self._tail} {plain(raw).text[:_TAIL_CHARS]}", across=True)
+        parts = unpack(raw[:LINE_MAX_CHARS])
+        if len(parts) == 1:
+            return self._feed(parts[0], at)
+        return tuple(found for part in parts for found in self._feed(part, at)) + self.flush()
 
     def pass_over(self, batch: Sequence[str]) -> bool:
         """Takes many lines at once if nothing in them can matter; else takes none and returns False."""
         # Without line breaks, so that words which a terminal cut in two are seen as well.
         joined = "".join(batch).replace("\n", "")
-        if self._pending or not batch or oom.may_start(self._tail) or oom.may_start(joined) or _interesting(joined):
+        held = self._pending is not None or self._half is not None or oom.may_start(self._last[-_TAIL_CHARS:])
+        if held or not batch or oom.may_start(joined) or _interesting(joined):
             return False
         self.number += len(batch)
-        self._stack.extend(batch[-_STACK_LINES:])
-        self._tail = batch[-1].rstrip()[-_TAIL_CHARS:]
+        self._recent.extend(batch[-_STACK_LINES:])
+        self._last = batch[-1].rstrip()
         return True
 
     def flush(self) -> tuple[Finding, ...]:
         """A message whose rest never came."""
         return tuple(self._finish(self.number))
+
+    def _feed(self, raw: str, at: float | None) -> tuple[Finding, ...]:
+        if is_user_text(raw):
+            return ()
+        if self._pending is None and _PERIODIC in raw and _PERIODIC_END in raw:
+            found = self._periodic(raw, at)
+        elif self._pending is None and oom.may_start(self._last[-_TAIL_CHARS:]) and self._cut_in_two(raw):
+            before = plain(self._last)
+            joined = f"{before.text[-_TAIL_CHARS:]} {plain(raw).text}"
+            found = tuple(self._begin(Plain(joined, before.stamp, before.process, before.level), at))
+        elif self._pending is not None or self._half is not None or _interesting(raw):
+            found = tuple(self._read(raw, at))
+        else:
+            found = ()
+        self._last = raw.rstrip()
+        self._recent.append(raw)
+        return found
+
+    def _cut_in_two(self, raw: str) -> bool:
+        """Whether a terminal cut the words "out of memory" themselves, half of them on the line before."""
+        tail = self._last[-_TAIL_CHARS:]
+        return not oom.starts(tail) and oom.starts(f"{tail} {plain(raw).text[:_TAIL_CHARS]}", across=True)
 
     def _periodic(self, raw: str, at: float | None) -> tuple[Finding, ...]:
         """The commonest line that matters, by the shortest way."""
@@ -91,25 +114,29 @@ class Reader:
         if stages.begins_process(raw):
             yield from self._finish(self.number - 1)
             self.stage = Stage.STARTUP
-            self._stack.clear()
+            self._recent.clear()
             yield Finding(Kind.STARTUP, self.number, self.number, words="new process", at=at)
         self.stage = stages.after(self.stage, raw)
         self.stack = versions.learn(self.stack, raw)
-        if self._pending:
-            yield from self._continue(raw, at)
+        if self._pending is not None:
+            yield from self._continue(self._pending, raw, at)
         else:
             yield from self._open(plain(raw), at)
 
     def _open(self, line: Plain, at: float | None) -> Iterator[Finding]:
+        half, self._half = self._half, None
         if oom.starts(line.text):
             yield from self._begin(line, at)
             return
         read = lines.classify(line.text)
+        if half is not None and (read is None or read[0] is half[1]):
+            read = self._rejoined(half, line.text) or read
         if read is not None:
-            kind, facts = read
-            yield self._finding(kind, line, at, facts=facts)
+            yield self._finding(read[0], line, at, facts=read[1])
         for kind, facts in measured.read(line.text) if read is None else ():
             yield self._finding(kind, line, at, facts=facts)
+        if lines.may_go_on(line.text):
+            self._half = (line.text, read[0] if read else None, read[1] if read else {})
         told = lines.hint(line.text)
         if told is not None:
             words, one_off, stage = told
@@ -117,50 +144,71 @@ class Reader:
                 Kind.HINT, self.number, self.number, words=words, stage=stage, one_off=one_off, stamp=line.stamp, at=at
             )
 
+    @staticmethod
+    def _rejoined(half: tuple[str, Kind | None, lines.Facts], text: str) -> tuple[Kind, lines.Facts] | None:
+        """What a line and the one before it say together, if that is more than they say alone."""
+        for blank in (" ", ""):
+            read = lines.classify(half[0].rstrip() + blank + text.lstrip())
+            if read is not None and (half[1] is None or (read[0] is half[1] and len(read[1]) > len(half[2]))):
+                return read
+        return None
+
     def _begin(self, line: Plain, at: float | None) -> Iterator[Finding]:
-        self._pending, self._pending_from = [line.text], self.number
-        self._pending_prefix, self._pending_at = line, at
+        self._pending = _Pending(line, self.number, at, [line.text])
         if oom.complete(line.text):
             yield from self._finish(self.number)
 
-    def _continue(self, raw: str, at: float | None) -> Iterator[Finding]:
+    def _continue(self, pending: _Pending, raw: str, at: float | None) -> Iterator[Finding]:
         line = plain(raw)
-        ends = any(stop in raw for stop in _STOPS) or oom.starts(line.text) or lines.classify(line.text) is not None
-        if ends:
+        begins = oom.starts(line.text)
+        if begins or any(stop in raw for stop in _STOPS):
             yield from self._finish(self.number - 1)
             yield from self._open(line, at)
             return
-        self._pending.append(line.text)
-        if oom.complete("\n".join(self._pending)) or len(self._pending) > _CONTINUATION_LINES:
+        if not pending.belongs(line) or lines.classify(line.text) is not None:
+            # Several processes write one log: what is not of this message is read for itself.
+            yield from self._open(line, at)
+            pending.texts.append("")
+        else:
+            pending.texts.append(line.text)
+        if oom.complete("\n".join(pending.texts)) or len(pending.texts) > _CONTINUATION_LINES:
             yield from self._finish(self.number)
 
     def _finish(self, last_line: int) -> Iterator[Finding]:
-        if not self._pending or self._pending_prefix is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        text, first = "\n".join(self._pending), self._pending_from
-        prefix, at = self._pending_prefix, self._pending_at
-        self._pending = []
-        stack = self._stack_of(prefix)
-        told = lines.hint(text)
-        stage = stages.stage_of_stack(stack) or (told[2] if told else None)
-        one_off = stages.one_off(stack) or (told[1] if told else None)
+        text, prefix = "\n".join(pending.texts), pending.prefix
+        stage, one_off = self._surroundings(prefix, text)
         for message in oom.read_messages(text):
             yield Finding(
                 Kind.OOM,
-                first,
-                max(first, last_line),
+                pending.first_line,
+                max(pending.first_line, last_line),
                 facts=message.facts,
                 words="the allocator's out-of-memory message",
                 stage=stage or self._known_stage(),
                 one_off=one_off,
                 stamp=prefix.stamp,
-                at=at,
+                at=pending.at,
                 process=prefix.process,
                 backend=message.backend,
                 uncertainties={name: float(each.uncertainty_bytes) for name, each in message.figures.items()},
                 processes=message.processes,
                 missing=message.missing,
+                variable=message.variable,
             )
+
+    def _surroundings(self, prefix: Plain, text: str) -> tuple[Stage | None, str | None]:
+        """The stage and the one-off buffer that the stack before a message, or the message's own wrapping, names."""
+        told = lines.hint(text)
+        number, process, stage, one_off = self._told
+        if process != prefix.process or self.number - number > _CONTINUATION_LINES:
+            stack = self._stack_of(prefix)
+            stage, one_off = stages.stage_of_stack(stack), stages.one_off(stack)
+        # The same message is printed several times in a row: its stack need not be read again.
+        self._told = (self.number, prefix.process, stage, one_off)
+        return stage or (told[2] if told else None), one_off or (told[1] if told else None)
 
     def _finding(self, kind: Kind, line: Plain, at: float | None, facts: lines.Facts) -> Finding:
         stage = stages.stage_of_stack(self._stack_of(line)) if kind in (Kind.RUNTIME_OOM, Kind.ENGINE_ERROR) else None
@@ -181,7 +229,7 @@ class Reader:
 
     def _stack_of(self, prefix: Plain) -> list[str]:
         """The lines of the traceback that led here, from the same process where prefixes tell."""
-        recent = list(self._stack)
+        recent = list(self._recent)
         if prefix.process is not None:
             own = f"pid={prefix.process.rpartition('=')[2]})"
             recent = [line for line in recent if own in line or "pid=" not in line]
@@ -200,45 +248,3 @@ def _interesting(raw: str) -> bool:
 def _quote(text: str, most: int = 160) -> str:
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-# Kind -> the detector's word and a fixed description: nothing else of a line is kept by the daemon.
-_FACTS = {
-    Kind.OOM: (Fact.OOM, "the allocator's out-of-memory message"),
-    Kind.RUNTIME_OOM: (Fact.OOM, "out of memory outside the caching allocator"),
-    Kind.SHUTDOWN: (Fact.SHUTDOWN, "a stop was asked for"),
-    Kind.ENGINE_DEATH: (Fact.ENGINE_DEATH, "the engine's death"),
-    Kind.WORKER_DEATH: (Fact.WORKER_DEATH, "a worker's death"),
-    Kind.REFUSAL: (Fact.REFUSAL, "a refusal to start for lack of memory"),
-    Kind.DRIVER_FAULT: (Fact.DRIVER_FAULT, "a fault of the GPU or its driver"),
-    Kind.HOST_OOM: (Fact.HOST_OOM, "a kill for lack of host memory"),
-    Kind.REQUEST_TOO_LONG: (Fact.REQUEST_TOO_LONG, "a request that is too long"),
-}
-
-
-class LineReader:
-    """The facts of one target's log for the detector, which never sees text."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._reader = Reader()
-        self._last_at = 0.0
-
-    def feed(self, at: float, line: str) -> tuple[LogFact, ...]:
-        """What this line, and what it completes, establishes."""
-        self._last_at = at
-        return self._facts(self._reader.feed(line, at))
-
-    def flush(self, at: float | None = None) -> tuple[LogFact, ...]:
-        """A message whose rest never came: at the end, or once the log has been quiet for `QUIET_S` at `at`."""
-        if at is not None and at - self._last_at < QUIET_S:
-            return ()
-        return self._facts(self._reader.flush())
-
-    def _facts(self, findings: Iterable[Finding]) -> tuple[LogFact, ...]:
-        return tuple(self._fact(each) for each in findings if each.kind in _FACTS)
-
-    def _fact(self, finding: Finding) -> LogFact:
-        what, words = _FACTS[finding.kind]
-        at = finding.at if finding.at is not None else self._last_at
-        return LogFact(at, self._target, what, finding.facts, words)

@@ -5,6 +5,7 @@ Where each piece of advice comes from, and on which versions it holds, is in doc
 
 from dataclasses import dataclass
 
+from fragscope.arithmetic import account
 from fragscope.detect.words import REMEDIES
 from fragscope.explain.findings import Stage
 from fragscope.explain.incidents import Incident
@@ -16,6 +17,8 @@ _EXPANDABLE_TORCH = (2, 11)
 _EXPANDABLE_ROCM = (7, 0)
 _NEUTRAL_TORCH = (2, 10)
 _FRAGMENTATION_WORTH = 0.25
+_LITTLE_RATIO = 0.01
+"""Below a hundredth of the card, as `mixed_low_ratio`: what could be won is less than a step's noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,11 @@ def advise(incident: Incident, judged: Judged) -> Advice:
         do = [_against_peak(incident)]
     elif judged.cause == Cause.STARTUP_NO_MEMORY:
         do = [_against_loading(incident)]
-    elif judged.cause == Cause.VRAM_EXHAUSTED and "allowed" in incident.facts:
+    elif judged.cause == Cause.VRAM_EXHAUSTED and account(incident.facts).capped:
         do = [
             "Raise or remove the per-process memory fraction (set_per_process_memory_fraction): it is the limit here."
         ]
-    if judged.cause in _EXPANDABLE_IS_VAIN and likely < _FRAGMENTATION_WORTH:
+    if judged.cause in _EXPANDABLE_IS_VAIN and likely < _FRAGMENTATION_WORTH and _little_stranded(incident):
         vain.append(_VAIN_EXPANDABLE)
     if judged.cause in _UTILIZATION_IS_VAIN:
         vain.append("Changing --gpu-memory-utilization: this was no lack of GPU memory.")
@@ -56,6 +59,11 @@ _VAIN_EXPANDABLE = (
 )
 
 
+def _little_stranded(incident: Incident) -> bool:
+    a = account(incident.oom.facts if incident.oom is not None else {})
+    return a.stranded is not None and bool(a.total) and a.stranded < _LITTLE_RATIO * (a.total or 0.0)
+
+
 def variable(stack: Stack, backend: str | None) -> str:
     """The name of the allocator's environment variable: neutral from PyTorch 2.10 on, before that per backend."""
     if stack.torch is not None and stack.torch >= _NEUTRAL_TORCH:
@@ -65,12 +73,14 @@ def variable(stack: Stack, backend: str | None) -> str:
 
 def _against_fragmentation(incident: Incident, backend: str | None) -> tuple[list[str], list[str]]:
     name, stack = variable(incident.stack, backend), incident.stack
+    if backend == "NPU" and incident.oom is not None:
+        name = incident.oom.variable or "PYTORCH_NPU_ALLOC_CONF"
     room = "Lower --gpu-memory-utilization by 0.02 to give the allocator room."
     refused = _expandable_refused(stack, backend)
     if refused is not None:
         unproven = (
             ""
-            if _known(stack) or stack.expandable_refused or stack.sleep_mode
+            if _known(stack) or stack.expandable_refused or stack.sleep_mode or stack.expandable_on
             else f" If your stack meets this, {name}=expandable_segments:True is worth a trial."
         )
         return [room], [f"expandable_segments: {refused}.{unproven}"]
@@ -87,6 +97,10 @@ def _known(stack: Stack) -> bool:
 
 def _expandable_refused(stack: Stack, backend: str | None) -> str | None:
     """Why expandable segments cannot be advised; None where they can."""
+    if stack.expandable_on:
+        return "they are already on, by this log"
+    if backend == "XPU":
+        return "this backend has no such option that we know of"
     if stack.expandable_refused:
         return "this build has just said that it does not support them"
     if stack.sleep_mode:

@@ -19,6 +19,7 @@ _ENTERED = (
     ("KV cache size:", Stage.CAPTURE),
     ("# GPU blocks:", Stage.CAPTURE),
     ("Capturing ", Stage.CAPTURE),
+    ("init engine (", Stage.SERVING),
     ("Application startup complete", Stage.SERVING),
     ("Avg prompt throughput", Stage.SERVING),
     ("Dumping scheduler stats", Stage.SERVING),

@@ -19,6 +19,7 @@ _NAMES = {
     "Deferred": "deferred",
     "Preemptions": "preemptions",
 }
+_ENGINE = re.compile(r"\bEngine (\d{1,4}):")
 _KV = re.compile(r"([A-Z]+) KV cache usage: (\d{1,9}(?:\.\d{1,9})?)%")
 _DUMPED = {
     "running": re.compile(r"num_running_reqs=(\d{1,15})"),
@@ -45,8 +46,13 @@ _RATIO_DECIMALS = 4
 def read_stats(text: str) -> Mapping[str, float] | None:
     """The parts of a periodic line: requests, tokens per second, usage as a ratio; None where it is none."""
     facts = {_NAMES[name]: float(number) for name, number in _PARTS.findall(text)}
-    if "running" not in facts:
+    if "running" not in facts and "Iteration(" not in text:
         return None
+    engine = _ENGINE.search(text)
+    if engine is not None:
+        facts["engine"] = float(engine[1])
+    if "Aggregated" in text:
+        facts["aggregated"] = 1.0
     usages = {device: round(float(percent) / 100, _RATIO_DECIMALS) for device, percent in _KV.findall(text)}
     device = next((name for name in usages if name != "CPU"), None)
     if device is None:

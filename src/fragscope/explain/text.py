@@ -4,6 +4,7 @@ What the wrappings look like, and where they come from, is in docs/logs.md.
 """
 
 import html
+import json
 import re
 from dataclasses import dataclass
 
@@ -31,6 +32,16 @@ _PREFIX = re.compile(r"\s*(?:" + "|".join(_PIECES) + r")(?=\s|$) ?")
 _PROCESS = re.compile(r"\(([A-Za-z]\w*(?: TP\d+)?(?: rank=\d+)?) pid=(\d+)")
 _CLOCK = re.compile(rf"{_STAMP}|(?<!\d)\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?")
 _MOST_PIECES = 8
+_LEVELS = re.compile(_LEVEL)
+_QUOTES_CLIENTS = (
+    "Received request ",
+    "Generated response ",
+    "prompt: '",
+    'prompt: "',
+    "params: SamplingParams(",
+    "input_value=",
+)
+"""vLLM with --enable-log-requests, and pydantic's account of a bad body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +49,9 @@ class Plain:
     """A line without its wrapping: the message, the time as printed and the process that spoke, where told."""
 
     text: str
-    stamp: str | None
-    process: str | None
+    stamp: str | None = None
+    process: str | None = None
+    level: str | None = None
 
 
 def clean(raw: str) -> str:
@@ -64,7 +76,26 @@ def plain(raw: str) -> Plain:
     prefix = line[:end]
     stamp, process = _CLOCK.search(prefix), _PROCESS.findall(prefix)
     who = f"{process[-1][0]} pid={process[-1][1]}" if process else None
-    return Plain(line[end:], stamp[0] if stamp else None, who)
+    level = _LEVELS.search(prefix)
+    return Plain(line[end:], stamp[0] if stamp else None, who, level[0] if level else None)
+
+
+def unpack(raw: str) -> list[str]:
+    """The lines of a JSON log record (python-json-logger), each with its level and time; else the line itself."""
+    if not raw.startswith("{") or '"message"' not in raw:
+        return [raw]
+    try:
+        record = json.loads(raw)
+        message, level, stamp = record["message"], record.get("levelname", "INFO"), record.get("asctime", "")
+        lines = str(message).splitlines()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return [raw]
+    return [f"{stamp} {level} {line}" if stamp else f"{level} {line}" for line in lines] or [raw]
+
+
+def is_user_text(raw: str) -> bool:
+    """Whether the line quotes what a client sent: words in a prompt are evidence of nothing."""
+    return any(marker in raw for marker in _QUOTES_CLIENTS)
 
 
 def squeeze(text: str) -> str:

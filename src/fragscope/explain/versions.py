@@ -10,7 +10,7 @@ CUES = (
     "LLM engine (v",
     "server version",
     "enable_sleep_mode",
-    "expandable_segments not",
+    "expandable_segments",
     "torch ",
 )
 _TORCH = re.compile(r"(?:PyTorch version: ?|\btorch==)(\d{1,3}\.\d{1,3})[\w.]*(?:\+(rocm|cu|cpu))?")
@@ -28,6 +28,7 @@ class Stack:
     vllm: tuple[int, int] | None = None
     sleep_mode: bool | None = None
     expandable_refused: bool = False
+    expandable_on: bool = False
 
 
 def learn(stack: Stack, line: str) -> Stack:
@@ -45,6 +46,8 @@ def learn(stack: Stack, line: str) -> Stack:
         stack = replace(stack, sleep_mode=True)
     elif "enable_sleep_mode=False" in line:
         stack = replace(stack, sleep_mode=False)
+    if "expandable_segments:True" in line and "try setting" not in line:
+        stack = replace(stack, expandable_on=True)
     if "expandable_segments not supported" in line:
         stack = replace(stack, expandable_refused=True)
     return stack

@@ -16,7 +16,7 @@ def reason(a: Account, cause: str, p: Parameters, one_off: str | None) -> Iterat
         yield f"{size(a.tried)} was asked for with {size(a.free)} free."
     elif a.tried is not None:
         yield f"{size(a.tried)} was asked for; how much was free is not in the text."
-    if a.allowed is not None:
+    if a.capped and a.allowed is not None:
         yield f"The process may use {size(a.allowed)} by its own setting: that cap was hit, not the card."
         return
     yield from _stranded(a, p)
@@ -39,6 +39,8 @@ def _stranded(a: Account, p: Parameters) -> Iterator[str]:
     held = f"{size(a.stranded)}{share} was held but stranded"
     if a.compaction is None:
         yield f"{held}."
+    elif a.undecidable:
+        yield f"{held}: whether compaction would have served it lies within the rounding of the figures."
     elif not a.compaction:
         served = a.tried is not None and a.free is not None and a.free >= a.tried
         yield f"{held}." if served else f"{held}: even perfect compaction would not have served the request."

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fragscope.explain.reader import QUIET_S, LineReader
+from fragscope.explain.witness import QUIET_S, LineReader
 from fragscope.model import Fact, Gap, LogFact, Part, Reason
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import Feed, SourceStatus
