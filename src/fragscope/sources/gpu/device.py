@@ -1,0 +1,46 @@
+"""What every source of GPU memory figures answers with, whatever tool it asks."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fragscope.model import Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical GPU as one source sees it; `gpu` is its PCI address (BDF), None where the source hides it.
+
+    `own_bytes_by_pid` is VRAM per process as the source counts it, None where it cannot see processes.
+    """
+
+    gpu: str | None
+    total_bytes: int
+    used_bytes: int
+    unique_id: str | None = None
+    name: str | None = None
+    own_bytes_by_pid: dict[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The devices a source could read, and why others could not be."""
+
+    devices: tuple[Device, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+class Source(Protocol):
+    """A witness of GPU memory. `read` may block up to its own deadline and never raises for what it meets outside."""
+
+    @property
+    def name(self) -> str:
+        """The word used in `gpu_sources`, metrics and docs."""
+
+    def why_not(self) -> Gap | None:
+        """A cheap look, without reading: None where it can be tried, else what is missing and how to get it."""
+
+    def read(self) -> Listing:
+        """What it sees now."""
+
+    def close(self) -> None:
+        """Ends children and handles; may be called twice."""
