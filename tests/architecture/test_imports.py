@@ -12,8 +12,8 @@ from tests.paths import REPOSITORY
 SOURCE = REPOSITORY / "src" / "fragscope"
 PURE_RINGS = ("arithmetic", "detect", "explain")
 ALLOWED_IN_PURE = {
-    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "html", "inspect", "json", "itertools", "math",
-    "operator", "re", "types", "typing", "zlib",
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "html", "inspect", "itertools", "json",
+    "math", "operator", "re", "types", "typing", "zlib",
 }  # fmt: skip
 """Nothing here knows a clock, a file, a thread or a socket (inspect looks at our own classes only)."""
 
