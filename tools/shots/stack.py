@@ -46,8 +46,8 @@ def demo(scenario: str, speed: float, port: int) -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(fragscope: int, vllm: str) -> Iterator[str]:
-    """Runs Prometheus over both; yields its address once it is ready."""
+def prometheus(fragscope: int, vllm: str, *flags: str) -> Iterator[str]:
+    """Runs Prometheus over both, with more flags; yields its address once it is ready."""
     if shutil.which("prometheus") is None:
         raise RuntimeError("prometheus is not installed (apt)")
     with tempfile.TemporaryDirectory(prefix="fragscope-prometheus-") as folder:
@@ -55,7 +55,7 @@ def prometheus(fragscope: int, vllm: str) -> Iterator[str]:
         config.write_text(_CONFIG.format(fragscope=fragscope, vllm=vllm))
         port = free_port()
         command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", *flags]
         with _ending(subprocess.Popen(command)):  # noqa: S603 - fixed arguments
             address = f"http://127.0.0.1:{port}"
             _wait_until_ready(address)
