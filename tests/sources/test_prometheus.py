@@ -270,6 +270,7 @@ def test_the_old_names_and_rays_are_asked_for_too() -> None:
     [
         ({"end_at": T0 - 1}, "before it begins"),
         ({"step_s": 0.0}, "must be above 0"),
+        ({"start_at": T0 + 1, "end_at": T0 + 59}, "take a smaller step"),
         ({"chunk_s": float("nan")}, "must be above 0"),
     ],
 )

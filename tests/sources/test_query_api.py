@@ -1,6 +1,7 @@
 """Every way a Prometheus, or what stands before it, can fail to answer: a sentence each, and what to do."""
 
 import base64
+import contextlib
 import json
 import re
 import socket
@@ -9,10 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fragscope.sources.prometheus import History, HistoryError, QueryApi, Span
 from fragscope.sources.query_api import Grid, TooMuchError, redacted
-from fragscope.sources.scrape import Access
+from fragscope.sources.scrape import Access, Reply
 from tests.servers import Behaviour, dripping_body, never_answering, page, request_head, serving
 
 TOKEN = "abc"  # noqa: S105 - nobody's
@@ -43,6 +46,21 @@ def as_json(answer: object, status: str = "200 OK") -> bytes:
 
 def refusing(status: str, kind: str, words: str) -> bytes:
     return as_json({"status": "error", "errorType": kind, "error": words}, status)
+
+
+class Canned:
+    """A client that always brings the same."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def post(self, *_: object) -> Reply:
+        return self._reply
+
+
+@pytest.fixture
+def answers() -> QueryApi:
+    return QueryApi("http://prometheus:9090", QUICK, lambda _: None)
 
 
 def error_of(behaviour: Behaviour) -> HistoryError:
@@ -141,9 +159,16 @@ def test_nobody_there_is_said() -> None:
 
 def test_no_password_is_ever_shown() -> None:
     assert redacted("https://me:secret@host:9090/prometheus") == "https://host:9090/prometheus"
-    with pytest.raises(HistoryError, match="must begin with http") as caught:
-        QueryApi("ftp://me:secret@host", QUICK)
-    assert "secret" not in str(caught.value)
+    for url in (
+        "ftp://me:secret@host",
+        "http://me:secret@[",
+        "http://me:secret@host:port",
+        "me:secret@host",
+        "http://",
+    ):
+        with pytest.raises(HistoryError, match="must be like http://host:9090") as caught:
+            QueryApi(url, QUICK)
+        assert "secret" not in str(caught.value)
     with serving(replying(page(b"", status="401 Unauthorized"))) as url, pytest.raises(HistoryError) as caught:
         QueryApi(url.replace("//", "//me:secret@"), QUICK).range("up", GRID)
     assert "secret" not in str(caught.value)
@@ -200,6 +225,32 @@ def test_a_server_is_verified_by_the_ca_file_that_is_given(tmp_path: Path) -> No
         stranger = QueryApi(secured, Access(connect_timeout_s=2, total_timeout_s=2))
         with pytest.raises(HistoryError, match="certificate cannot be verified"):
             stranger.range("up", GRID)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    raw=st.binary()
+    | st.recursive(
+        st.none() | st.floats(allow_nan=False) | st.text() | st.sampled_from(["success", "matrix", "1e999", "NaN"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["status", "data", "result", "metric", "values"]), inner, max_size=5)
+        ),
+    ).map(lambda value: json.dumps(value).encode()),
+    status=st.integers(200, 599),
+)
+def test_whatever_is_answered_is_series_or_a_sentence(raw: bytes, status: int, answers: QueryApi) -> None:
+    answers._client = Canned(Reply(status, raw, "", "http://["))  # type: ignore[assignment]
+    with contextlib.suppress(HistoryError):
+        answers.range("up", GRID)
+
+
+@pytest.mark.parametrize("values", ['[[1e308,"1"]]', '[[1,"x"]]', '[["1","1"]]', "[[1]]", "{}", "null", '[[1,"1",2]]'])
+def test_values_that_are_none_are_a_sentence(values: str, answers: QueryApi) -> None:
+    raw = f'{{"status":"success","data":{{"resultType":"matrix","result":[{{"metric":{{}},"values":{values}}}]}}}}'
+    answers._client = Canned(Reply(200, raw.encode(), "", ""))  # type: ignore[assignment]
+    with pytest.raises(HistoryError, match="no pairs of time and number"):
+        answers.range("up", GRID)
 
 
 def test_warnings_partial_answers_and_native_histograms_are_kept() -> None:

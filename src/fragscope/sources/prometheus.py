@@ -52,6 +52,8 @@ class Span:
             raise HistoryError(f"a step of {self.step_s:g} s and chunks of {self.chunk_s:g} s must be above 0")
         if self.end_at < self.start_at:
             raise HistoryError(f"the history would end at {self.end_at:g}, before it begins at {self.start_at:g}")
+        if not self.grid().points:
+            raise HistoryError(f"no multiple of {self.step_s:g} s lies in this time; take a smaller step")
         parse(self.match)
         parse(self.gpu_match or "")
 

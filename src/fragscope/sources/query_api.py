@@ -81,8 +81,14 @@ class _Reply(msgspec.Struct):
 
 
 def redacted(url: str) -> str:
-    """The address without user and password, for messages."""
-    parts = urlsplit(url)
+    """The address without user and password, for messages; not a word of it where it cannot be taken apart."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "an address that cannot be read"
+    if not parts.netloc and "@" in url:
+        return "an address that cannot be read"
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
@@ -90,10 +96,8 @@ class QueryApi:
     """Range queries to one server. `wait` sleeps between attempts. Not for more than one thread."""
 
     def __init__(self, url: str, access: Access, wait: Callable[[float], None] = time.sleep) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise HistoryError(
-                f"{redacted(url)!r} is no address of a Prometheus; it must begin with http:// or https://"
-            )
+        if not _is_address(url):
+            raise HistoryError(f"{redacted(url)!r} is no address of a Prometheus; it must be like http://host:9090")
         self._name = f"Prometheus at {redacted(url)}"
         self._client = Client(url, access)
         self._server_timeout_s = _SERVER_SHARE * access.total_timeout_s
@@ -186,11 +190,19 @@ class QueryApi:
     def _answer(self, parsed: _Reply, matrix: _Matrix, grid: Grid) -> Answer:
         try:
             series = tuple(Series(row.metric, _on_grid(row.values, grid)) for row in matrix.result)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, OverflowError):
             raise HistoryError(f"{self._name} answers with values that are no pairs of time and number") from None
         native = sorted({row.metric.get("__name__", "") for row in matrix.result if bytes(row.histograms)})
         partial = ["the answer is partial"] if parsed.partial else []
         return Answer(series, tuple(native), tuple(short(each) for each in [*parsed.warnings, *partial]))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_json(reply: Reply) -> bool:
@@ -211,7 +223,7 @@ def _on_grid(raw: msgspec.Raw, grid: Grid) -> "array[float]":
     """One series at a time becomes numbers: pairs of Python objects take ten times the room."""
     values = array("d", [_NOTHING]) * grid.points
     for at, value in msgspec.json.decode(raw, type=list[tuple[float, str]]):
-        index = round((at * 1000 - grid.first_ms) / grid.step_ms)
+        index, number = round((at * 1000 - grid.first_ms) / grid.step_ms), float(value)
         if 0 <= index < grid.points:
-            values[index] = float(value)
+            values[index] = number
     return values
