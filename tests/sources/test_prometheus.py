@@ -302,3 +302,12 @@ def test_the_exporters_shape_is_read() -> None:
     (gpu,) = sample.gpus
     assert (gpu.total_bytes, gpu.used_bytes, gpu.peak_used_bytes) == (196592 * 2**20, 1273 * 2**20, 1273 * 2**20)
     assert (gpu.gpu, gpu.source) == ("692301123450", "prometheus:device-metrics-exporter")
+
+
+def test_a_card_that_two_witnesses_show_is_one() -> None:
+    fake = steady(1)
+    fake.add(T0, scraped(gpu_page(1000), job="again", instance="10.0.0.1:23724"))
+    exporters = 'gpu_used_vram{serial_number="S1"} 5\ngpu_total_vram{serial_number="S1"} 9\n'
+    fake.add(T0, scraped(exporters, job="amd", instance="10.0.0.1:5000"))
+    (sample,) = read(fake, 1)
+    assert [(gpu.gpu, gpu.source) for gpu in sample.gpus] == [("0000:0c:00.0", "prometheus:fragscope")]

@@ -267,9 +267,9 @@ def _order(place: Place) -> tuple[str, ...]:
 
 
 def _best(found: list[Card]) -> list[Card]:
-    """One witness: fragscope's own figures, which have peaks, before the exporter's of the same cards."""
+    """One witness for each card: fragscope's own figures, which have peaks, before the exporter's of the same cards."""
     own = [card for card in found if card.source == FRAGSCOPE]
-    return own or found
+    return list({card.gpu: card for card in own or found}.values())
 
 
 def _no_gpu(unplaced: int) -> Gap:
