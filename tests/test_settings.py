@@ -195,3 +195,8 @@ def test_every_setting_is_documented_with_its_default() -> None:
 def test_every_setting_has_a_meaning() -> None:
     assert all(meaning for _, _, meaning in documented())
     assert len(list(documented())) > len(Settings.model_fields)
+
+
+def test_the_token_for_prometheus_is_no_stray_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGSCOPE_PROMETHEUS_TOKEN", "abc")
+    assert load().targets[0].name == "vllm"

@@ -32,7 +32,7 @@ from fragscope.detect.parameters import Parameters, Thresholds
 
 ENV_PREFIX = "FRAGSCOPE_"
 _NESTED = "__"
-_OWN_NAMES = frozenset({"FRAGSCOPE_CONFIG", "FRAGSCOPE_REVISION"})
+_OWN_NAMES = frozenset({"FRAGSCOPE_CONFIG", "FRAGSCOPE_REVISION", "FRAGSCOPE_PROMETHEUS_TOKEN"})
 _LABELS = ("namespace", "pod", "container")
 
 

@@ -43,7 +43,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "structlog": ("serve", "app", "cli"),
     "pydantic": ("settings",),
     "pydantic_settings": ("settings",),
-    "msgspec": ("recording", "wire"),
+    "msgspec": ("recording", "wire", "sources.query_api"),
     "rich": ("report", "check", "demo", "replaying", "explaining"),
     "amdsmi": ("sources.gpu.amdsmi",),
     "pyrsmi": ("sources.gpu.pyrsmi",),

@@ -46,20 +46,26 @@ def demo(scenario: str, speed: float, port: int) -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(fragscope: int, vllm: str) -> Iterator[str]:
-    """Runs Prometheus over both; yields its address once it is ready."""
+def prometheus(fragscope: int, vllm: str, *flags: str) -> Iterator[str]:
+    """Runs Prometheus over both, with more flags; yields its address once it is ready."""
     if shutil.which("prometheus") is None:
         raise RuntimeError("prometheus is not installed (apt)")
     with tempfile.TemporaryDirectory(prefix="fragscope-prometheus-") as folder:
-        config = Path(folder) / "prometheus.yml"
-        config.write_text(_CONFIG.format(fragscope=fragscope, vllm=vllm))
-        port = free_port()
-        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-        with _ending(subprocess.Popen(command)):  # noqa: S603 - fixed arguments
-            address = f"http://127.0.0.1:{port}"
-            _wait_until_ready(address)
+        (Path(folder) / "prometheus.yml").write_text(_CONFIG.format(fragscope=fragscope, vllm=vllm))
+        with serving(Path(folder), *flags) as address:
             yield address
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[str]:
+    """Runs Prometheus on a folder with its prometheus.yml and tsdb; yields its address once it is ready."""
+    port = free_port()
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", *flags]
+    with _ending(subprocess.Popen(command)):  # noqa: S603 - fixed arguments
+        address = f"http://127.0.0.1:{port}"
+        _wait_until_ready(address)
+        yield address
 
 
 @contextmanager

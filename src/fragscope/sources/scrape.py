@@ -1,4 +1,4 @@
-"""One HTTP GET with deadlines and a size cap.
+"""One HTTP GET or POST with deadlines and a size cap.
 
 `requests` times each receive, not the whole answer: a server that drips a byte a second would hold a poll
 for hours. A watch shuts the socket down at the total deadline, whatever stage the answer is in.
@@ -9,8 +9,8 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,11 +36,26 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class TooLarge(Failure):
+    """The answer is larger than the cap; the rest of it was not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """A complete 200 answer."""
 
     text: str
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer of any status; `location` is where a redirect would lead."""
+
+    status: int
+    raw: bytes
+    content_type: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +66,10 @@ class Access:
     total_timeout_s: float = 3.0
     token_file: Path | None = None
     ca_file: Path | None = None
+    token: str | None = field(default=None, repr=False)
 
 
-Taken = TypeVar("Taken", Body, int)
+Taken = TypeVar("Taken", Body, Reply, int)
 
 
 class _Adapter(HTTPAdapter):
@@ -160,26 +176,41 @@ class Client:
 
     def get(self, path: str) -> Body | Failure:
         """The body of a complete 200 answer, or why there is none."""
-        answer = self._within_deadline(path, self._body)
-        if isinstance(answer, Failure) and answer.reason is Reason.REFUSED and "refused" not in answer.detail.lower():
-            # A kept-alive connection may have been closed as we spoke; a dead server refuses the second try.
-            answer = self._within_deadline(path, self._body)
-        return answer
+        return self._tried_again(lambda: self._get(path), self._body)
+
+    def post(self, path: str, form: Mapping[str, str], max_bytes: int) -> Reply | Failure:
+        """The complete answer to a form, whatever its status; TooLarge above the cap. For forms that only ask."""
+        headers = {"Accept": "application/json"}
+        request = requests.Request("POST", self._base_url + path, data=dict(form), headers=headers)
+        return self._tried_again(
+            lambda: self._session.prepare_request(request), lambda response: _reply(response, max_bytes)
+        )
 
     def status(self, path: str) -> int:
         """The HTTP status of `path`, or 0 where nothing answers in time."""
-        answer = self._within_deadline(path, self._status)
+        answer = self._within_deadline(lambda: self._get(path), self._status)
         return 0 if isinstance(answer, Failure) else answer
 
     def close(self) -> None:
         """Closes the connection."""
         self._session.close()
 
-    def _within_deadline(self, path: str, take: Callable[[requests.Response], Taken | Failure]) -> Taken | Failure:
+    def _tried_again(
+        self, prepare: Callable[[], requests.PreparedRequest], take: Callable[[requests.Response], Taken | Failure]
+    ) -> Taken | Failure:
+        answer = self._within_deadline(prepare, take)
+        if isinstance(answer, Failure) and answer.reason is Reason.REFUSED and "refused" not in answer.detail.lower():
+            # A kept-alive connection may have been closed as we spoke; a dead server refuses the second try.
+            answer = self._within_deadline(prepare, take)
+        return answer
+
+    def _within_deadline(
+        self, prepare: Callable[[], requests.PreparedRequest], take: Callable[[requests.Response], Taken | Failure]
+    ) -> Taken | Failure:
         _GUARD.watch(self._adapter, self._access.total_timeout_s)
         answer: Taken | Failure
         try:
-            response = self._send(path)
+            response = self._send(prepare())
             try:
                 answer = take(response)
                 # Gives the connection back; `close` would end it unless requests itself had read the body.
@@ -189,6 +220,8 @@ class Client:
                 raise
         except _NoTokenError as error:
             answer = Failure(Reason.DENIED, str(error))
+        except TooLargeError as error:
+            answer = TooLarge(Reason.MALFORMED, str(error))
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
             answer = failure_of(error)
         if _GUARD.release(self._adapter):
@@ -196,13 +229,16 @@ class Client:
             return Failure(Reason.TIMEOUT, f"no complete answer within {self._access.total_timeout_s:g} s")
         return answer
 
-    def _send(self, path: str) -> requests.Response:
+    def _get(self, path: str) -> requests.PreparedRequest:
         prepared = self._prepared.get(path)
         if prepared is None:
             prepared = self._prepared[path] = self._session.prepare_request(
                 requests.Request("GET", self._base_url + path)
             )
-        prepared.headers.update(_authorization(self._access.token_file))
+        return prepared
+
+    def _send(self, prepared: requests.PreparedRequest) -> requests.Response:
+        prepared.headers.update(_authorization(self._access))
         return self._session.send(
             prepared,
             timeout=(self._access.connect_timeout_s, self._access.total_timeout_s),
@@ -212,7 +248,7 @@ class Client:
         )
 
     def _body(self, response: requests.Response) -> Body | Failure:
-        raw = b"".join(_chunks(response))
+        raw = b"".join(_chunks(response, MAX_BODY_BYTES))
         if response.status_code in (401, 403):
             return Failure(Reason.DENIED, f"HTTP {response.status_code}")
         if response.status_code != 200:
@@ -222,7 +258,7 @@ class Client:
         return Body(raw.decode("utf-8"), response.headers.get("Content-Type", ""))
 
     def _status(self, response: requests.Response) -> int:
-        for _ in _chunks(response):
+        for _ in _chunks(response, MAX_BODY_BYTES):
             continue
         return response.status_code
 
@@ -235,20 +271,30 @@ class _NoTokenError(Exception):
     """The bearer token cannot be read."""
 
 
-def _authorization(token_file: Path | None) -> dict[str, str]:
-    """Read anew each time: Kubernetes rotates projected tokens in place."""
-    if token_file is None:
+def _authorization(access: Access) -> dict[str, str]:
+    """A token file is read anew each time: Kubernetes rotates projected tokens in place."""
+    if access.token is not None:
+        return {"Authorization": f"Bearer {access.token}"}
+    if access.token_file is None:
         return {}
     try:
-        return {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+        return {"Authorization": f"Bearer {access.token_file.read_text().strip()}"}
     except OSError as error:
-        raise _NoTokenError(f"token file {token_file} cannot be read: {error.strerror}") from error
+        raise _NoTokenError(f"token file {access.token_file} cannot be read: {error.strerror}") from error
 
 
-def _chunks(response: requests.Response) -> Iterator[bytes]:
-    """The body as it arrives, up to one byte over the cap."""
+def _reply(response: requests.Response, max_bytes: int) -> Reply:
+    raw = b"".join(_chunks(response, max_bytes))
+    if len(raw) > max_bytes:
+        raise TooLargeError(f"more than {max_bytes} bytes")
+    headers = response.headers
+    return Reply(response.status_code, raw, headers.get("Content-Type", ""), headers.get("Location", ""))
+
+
+def _chunks(response: requests.Response, max_bytes: int) -> Iterator[bytes]:
+    """The body as it arrives, up to one chunk over the cap."""
     size = 0
-    while size <= MAX_BODY_BYTES:
+    while size <= max_bytes:
         chunk = response.raw.read(_CHUNK_BYTES, decode_content=True)
         if not chunk:
             return

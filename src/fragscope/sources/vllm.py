@@ -40,6 +40,10 @@ _ENGINE = frozenset(
     }
 )
 _VLLM = "vllm:"
+ENGINE_PATTERN = f"({'|'.join(_PREFIXES)})({'|'.join(sorted(_ENGINE))})(_total)?"
+"""Every dialect's name of what is read of an engine, as a regular expression to ask a Prometheus with."""
+SERVER_PATTERN = f"({'|'.join(sorted(_BARE))})(_total)?"
+"""The same for what belongs to the server: names that other programs have too."""
 _NOT_COMPLETIONS = (
     "lora_adapter",
     "tokenize",
