@@ -43,8 +43,15 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("settings",),
     "pydantic_settings": ("settings",),
     "msgspec": ("recording", "wire"),
+    "amdsmi": ("sources.gpu.amdsmi",),
+    "pyrsmi": ("sources.gpu.pyrsmi",),
+    "pynvml": ("sources.gpu.nvml",),
     "rich": ("report", "check", "demo", "replaying"),
 }
+
+
+VENDORS = ("amdsmi", "pyrsmi", "pynvml")
+"""Libraries that can hang, crash and print at import: loaded by a function that a child process runs, nowhere else."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -110,6 +117,14 @@ def test_third_parties_stay_in_their_rooms(name: str, path: Path) -> None:
         else:
             known = top == "fragscope" or top in sys.stdlib_module_names
             assert known, f"{path}:{line}: {top} has no room of its own; add it to HOMES and pyproject"
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
+def test_vendors_libraries_are_never_loaded_by_an_import_of_ours(name: str, path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        top = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        top += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not {module.split(".")[0] for module in top} & set(VENDORS), f"{name} loads {top} when it is imported"
 
 
 def test_every_module_is_in_the_picture() -> None:

@@ -7,10 +7,24 @@ from fragscope.model import Gap
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """A part of a GPU in CPX, DPX or QPX mode, numbered as the tool numbers it.
+
+    Its bytes are inside the physical GPU's and must not be added to them or to each other (docs/sources.md).
+    `used_bytes` is None where it cannot be read, which is usual without /dev/kfd.
+    """
+
+    number: int
+    total_bytes: int
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One physical GPU as one source sees it; `gpu` is its PCI address (BDF), None where the source hides it.
 
     `own_bytes_by_pid` is VRAM per process as the source counts it, None where it cannot see processes.
+    `partitions` are those whose own size the source tells; the figures of the device are the whole package's.
     """
 
     gpu: str | None
@@ -19,6 +33,7 @@ class Device:
     unique_id: str | None = None
     name: str | None = None
     own_bytes_by_pid: dict[int, int] | None = None
+    partitions: tuple[Partition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
