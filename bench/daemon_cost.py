@@ -19,7 +19,7 @@ from bench.figure import Figure
 from bench.neighbour import neighbour
 from bench.recorded_pages import Recorded, born
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import GpuFeed
+from fragscope.serve.gpu_feed import GpuFeed
 
 _PATIENCE_S = 30.0
 _AGE_S = 3600.0

@@ -13,12 +13,16 @@ from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import SnapshotError, load
 from fragscope.serve.board import Board, TargetView, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, GpuFeed, Visitor
+from fragscope.serve.feeds import EngineFeed, Visitor
 from fragscope.serve.flight import FlightRecorder
+from fragscope.serve.gpus import Gpus, Wanted
 from fragscope.serve.http import Web, WebServer, application, listen, tick_limit_s
 from fragscope.serve.keeper import Keeper, Limits, read_state
+from fragscope.serve.ownership import Tenant
 from fragscope.serve.poller import Memory, Poller, Tap, Watch
 from fragscope.settings import Settings, Target
+from fragscope.sources.gpu.assignment import Claimed
+from fragscope.sources.gpu.choice import VENDORS, Registry
 from fragscope.sources.scrape import Access, Client
 
 log = structlog.get_logger("fragscope")
@@ -63,7 +67,7 @@ class Core:
     board: Board
     poller: Poller
     engine_feeds: tuple[EngineFeed, ...]
-    gpu_feed: GpuFeed
+    gpus: Gpus
     keeper: Keeper | None
     stop: threading.Event
 
@@ -71,22 +75,24 @@ class Core:
         """Starts the threads; all are daemons, so that a hung one cannot hold the process."""
         if self.keeper is not None:
             self.keeper.start()
-        self.gpu_feed.start()
+        self.gpus.start()
         for feed in self.engine_feeds:
             feed.start()
         self.poller.start()
 
 
-def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None) -> Core:
+def build_core(
+    settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None, vendors: Registry = VENDORS
+) -> Core:
     """The feeds, detectors and the tick for these settings; nothing runs yet."""
-    gpu_feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, stop)
+    gpus = Gpus(gpus_wanted(settings), clock, stop, vendors)
     watches = [_watch(settings, target, clock, stop) for target in settings.targets]
     waiting = tuple(TargetView(watch.name, watch.url, watch.labels) for watch in watches)
     board = Board(View(clock.now(), waiting))
     keeper = _keeper(settings, stop)
     poller = Poller(
         watches,
-        gpu_feed,
+        gpus,
         board,
         clock,
         stop,
@@ -95,7 +101,7 @@ def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap
         tap=tap,
         memory=Memory(keeper, FlightRecorder(settings.incident_history_s)) if keeper is not None else None,
     )
-    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, keeper, stop)
+    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpus, keeper, stop)
 
 
 def _keeper(settings: Settings, stop: threading.Event) -> Keeper | None:
@@ -134,8 +140,21 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         detector=detector_of(settings, target),
         stale_after_s=parameters.stale_after_s,
         anew=lambda: Detector(target.name, parameters),
-        wanted_gpus=target.gpus,
-        expected_gpus=target.expected_gpus,
+        claimed=Claimed(target.gpus, target.expected_gpus),
+    )
+
+
+def gpus_wanted(settings: Settings) -> Wanted:
+    """Which GPU sources these settings ask for."""
+    return Wanted(
+        names=settings.gpu_names,
+        sysfs_root=settings.sysfs_root,
+        proc_root=settings.proc_root,
+        sample_hz=settings.gpu_sample_hz,
+        interval_s=settings.interval_s,
+        check_s=settings.gpu_check_interval_s,
+        tolerance_bytes=settings.gpu_tolerance_bytes,
+        tenants=tuple(Tenant(target.name, target.url, target.render_nodes_file) for target in settings.targets),
     )
 
 
@@ -180,6 +199,7 @@ def serve(settings: Settings) -> None:
     log.info("fragscope stops")
     stop.set()
     web.stop()
+    core.gpus.close()
     if core.keeper is not None:
         core.keeper.join(1)
 

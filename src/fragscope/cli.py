@@ -9,7 +9,8 @@ from typing import Any
 
 from fragscope import __version__
 from fragscope.detect.parameters import Parameters
-from fragscope.settings import ConfigError, Settings, Target, load, origins
+from fragscope.settings import ConfigError, Settings, Target, load
+from fragscope.settings_listing import origins
 
 EXIT_CLEAR, EXIT_USAGE = 0, 2
 

@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "simulate": ("model",),
     "serve": ("model", "detect", "explain", "recording", "sources", "wire", ""),
     "settings": ("detect.parameters",),
+    "settings_listing": ("settings", "detect.parameters"),
 }
 ANYTHING = {"app", "cli", "check", "demo", "record", "replaying", "report", "__main__", "__init__"}
 

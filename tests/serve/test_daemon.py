@@ -13,7 +13,8 @@ from fragscope.detect.detector import Detector
 from fragscope.model import Assessment, EngineReading, Fact, Gap, Part, Phase, Reason, Sample
 from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, Visitor
+from fragscope.serve.feeds import EngineFeed, EnginePoll, Visitor
+from fragscope.serve.gpu_feed import GpuFeed
 from fragscope.serve.poller import Poller, Watch
 from fragscope.settings import Settings, load
 from fragscope.sources.scrape import Access, Client

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fragscope.model import Gap
+
 HELD_BYTES = 256 * 2**20
 """Less than this on a GPU is an open device, not a model: a ROCm process opens every GPU it is shown."""
 
@@ -29,3 +31,19 @@ class Held:
         if not self.complete or not self.gpus():
             return None
         return self.bytes_by_gpu.get(gpu, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What is known of one engine's share of the GPUs.
+
+    `held` is what its processes hold now (at `at`), None with a `gap` where that cannot be told. `holding` is the
+    last time that they held a model: a dead engine's GPUs are still its own. `render_nodes` is what a file says,
+    None where none is configured.
+    """
+
+    at: float
+    held: Held | None = None
+    holding: Held | None = None
+    gap: Gap | None = None
+    render_nodes: frozenset[str] | Gap | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragscope.model import Gap, Part, Reason
+from fragscope.sources.gpu.device import Partition
 from fragscope.sources.gpu.holdings import HELD_BYTES, Held
 
 NAME = "kfd"
@@ -41,16 +42,13 @@ class Topology:
     nodes: tuple[Node, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
-    def partitions(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes of each GPU that is split; whole GPUs are left out."""
-        by_gpu: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            by_gpu.setdefault(node.gpu, []).append(node)
-        return {
-            gpu: tuple(sorted(nodes, key=lambda node: node.partition))
-            for gpu, nodes in by_gpu.items()
-            if len(nodes) > 1
-        }
+    def partitions(self) -> dict[str, tuple[Partition, ...]]:
+        """The parts of each GPU that is split, where their size can be read; whole GPUs are left out."""
+        by_gpu: dict[str, list[Partition]] = {}
+        for node in sorted(self.nodes, key=lambda node: (node.gpu, node.partition)):
+            if node.total_bytes:
+                by_gpu.setdefault(node.gpu, []).append(Partition(node.partition, node.total_bytes, node.used_bytes))
+        return {gpu: tuple(parts) for gpu, parts in by_gpu.items() if len(parts) > 1}
 
     def gpu_of_render(self) -> dict[str, str]:
         """Which GPU a render node belongs to, partitions included."""
