@@ -19,9 +19,8 @@ from typing import Any
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.child import Child
-from fragscope.sources.gpu.device import Listing
+from fragscope.sources.gpu.device import Listing, WitnessError
 from fragscope.sources.gpu.plausible import Claim, listing, quoted
-from fragscope.sources.gpu.worker import WitnessError
 
 NAME = "amdsmi"
 _NO_PERM = 10
@@ -106,11 +105,9 @@ def foreign_locks() -> bool:
 
 def shipped_package() -> Path | None:
     """The folder of ROCm's own copy of the package, which fits its library; None where there is no ROCm."""
-    for variable in ("ROCM_HOME", "ROCM_PATH"):
-        folder = Path(os.environ.get(variable, "/opt/rocm")) / "share" / "amd_smi"
-        if (folder / "amdsmi" / "__init__.py").is_file():
-            return folder
-    return None
+    root = os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm"
+    folder = Path(root) / "share" / "amd_smi"
+    return folder if (folder / "amdsmi" / "__init__.py").is_file() else None
 
 
 # Everything below runs in the child.

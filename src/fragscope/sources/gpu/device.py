@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from fragscope.model import Gap
+from fragscope.model import Gap, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ class Listing:
 
     devices: tuple[Device, ...] = ()
     gaps: tuple[Gap, ...] = ()
+
+
+class WitnessError(Exception):
+    """Raised in a child: why its library cannot be asked, as a reason word and a sentence."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class Source(Protocol):

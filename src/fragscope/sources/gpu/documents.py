@@ -39,7 +39,8 @@ def no_document(tool: str, text: object, silence: str = "printed nothing") -> Ga
     told = next((line for line in lines if any(words in line.lower() for words in _PERMISSION)), None)
     if told is not None:
         return Gap(Part.GPU, Reason.DENIED, f"{tool} says {quoted(told)}; give this user the groups render and video")
-    return Gap(Part.GPU, Reason.MALFORMED, f"{tool} printed no JSON but {quoted(lines[-1])}")
+    reason = Reason.ABSENT if any("driver not initialized" in line.lower() for line in lines) else Reason.MALFORMED
+    return Gap(Part.GPU, reason, f"{tool} printed no JSON but {quoted(lines[-1])}")
 
 
 def failed(tool: str, ran: Ran) -> Gap:

@@ -11,9 +11,8 @@ from typing import Any
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.child import Child
-from fragscope.sources.gpu.device import Listing
+from fragscope.sources.gpu.device import Listing, WitnessError
 from fragscope.sources.gpu.plausible import Claim, listing, quoted, size_bytes
-from fragscope.sources.gpu.worker import WitnessError
 
 NAME = "nvml"
 _MIG = "is split by MIG, and what it has in use as a whole is not what one instance has"

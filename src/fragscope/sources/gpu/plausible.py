@@ -57,7 +57,9 @@ def listing(claims: Iterable[Claim], none_seen: Gap, *, zero_is_blind: bool = Tr
     by_package: dict[str, list[Claim]] = {}
     for number, claim in enumerate(seen):
         known = None if claim.uuid == NO_UUID else address(claim.gpu)
-        believed = replace(claim, gpu=known)
+        believed = (
+            claim if known else replace(claim, gpu=None, unique_id=None if claim.uuid == NO_UUID else claim.unique_id)
+        )
         by_package.setdefault(known[:-2] if known else f"#{number}", []).append(believed)
     devices: list[Device] = []
     gaps = [_HIDDEN] if any(claim.uuid == NO_UUID for claim in seen) else []

@@ -12,9 +12,8 @@ from typing import Any
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.amdsmi import shipped_package
 from fragscope.sources.gpu.child import Child
-from fragscope.sources.gpu.device import Listing
+from fragscope.sources.gpu.device import Listing, WitnessError
 from fragscope.sources.gpu.plausible import Claim, listing, quoted
-from fragscope.sources.gpu.worker import WitnessError
 
 NAME = "pyrsmi"
 _ERROR = -1

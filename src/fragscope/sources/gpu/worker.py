@@ -16,16 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fragscope.model import Reason
+from fragscope.sources.gpu.device import WitnessError
 
 Read = Callable[[], object]
-
-
-class WitnessError(Exception):
-    """Why a library cannot be asked, as a reason word and a sentence."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 def main(arguments: list[str]) -> None:
