@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "settings": ("detect.parameters",),
     "settings_listing": ("settings", "detect.parameters"),
 }
-ANYTHING = {"app", "cli", "check", "demo", "record", "replaying", "report", "__main__", "__init__"}
+ANYTHING = {"app", "cli", "check", "check_gpus", "demo", "record", "replaying", "report", "__main__", "__init__"}
 
 # The only rooms in which a third-party library may be met.
 HOMES: dict[str, tuple[str, ...]] = {

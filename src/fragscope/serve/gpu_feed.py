@@ -58,6 +58,7 @@ class GpuFeed(Feed):
     def __init__(self, root: Path, sample_hz: float, clock: Clock, stop: threading.Event) -> None:
         super().__init__("gpu-sysfs", clock, stop)
         self._root = root
+        self.source = sysfs.Sysfs(root)
         # In real time: sampling faster than this would cost CPU, whatever the speed of a demo's clock.
         self._period_s = 1 / sample_hz
         self._lock = threading.Lock()
@@ -112,8 +113,7 @@ class GpuFeed(Feed):
                 continue
             watched.used_bytes = used
             # The tick may begin a new peak meanwhile: then this one is told twice, and none is lost.
-            if used > watched.peak_bytes:
-                watched.peak_bytes = used
+            watched.peak_bytes = max(watched.peak_bytes, used)
 
     def _look_around(self, now: float) -> None:
         if self._enumerated_at is None or now - self._enumerated_at >= _ENUMERATE_S * self._clock.speed:

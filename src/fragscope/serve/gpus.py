@@ -54,11 +54,11 @@ class Gpus:
         self._clock = clock
         self.choice = choose(wanted.names, lambda name: why_not(name, wanted, vendors) is None)
         self.sysfs = GpuFeed(wanted.sysfs_root, wanted.sample_hz, clock, stop)
-        self._slow = {
+        self.slow = {
             name: WitnessFeed(name, vendors[name], self, wanted.check_s, wanted.tolerance_bytes, clock, stop)
             for name in self.choice.slow
         }
-        self._ownership = OwnershipFeed(
+        self.ownership = OwnershipFeed(
             Places(wanted.sysfs_root, wanted.proc_root),
             wanted.tenants,
             self.choice.attribution,
@@ -73,15 +73,15 @@ class Gpus:
         """Starts a thread for each source."""
         if sysfs.NAME in self.choice.figures:
             self.sysfs.start()
-        for feed in self._slow.values():
+        for feed in self.slow.values():
             feed.start()
         files = any(tenant.render_nodes_file for tenant in self._wanted.tenants)
-        if self.choice.attribution or files or nvml.NAME in self._slow:
-            self._ownership.start()
+        if self.choice.attribution or files or nvml.NAME in self.slow:
+            self.ownership.start()
 
     def close(self) -> None:
         """Ends the children of the sources."""
-        for feed in self._slow.values():
+        for feed in self.slow.values():
             feed.close()
 
     # What the slow sources ask.
@@ -98,7 +98,7 @@ class Gpus:
             used = {card.gpu: sysfs.read_used_bytes(card) for card in self.sysfs.cards}
             known = {gpu: size for gpu, size in used.items() if isinstance(size, int)}
             return Reference(sysfs.NAME, known, {card.gpu: card.total_bytes for card in self.sysfs.cards})
-        devices = self._slow[speaking].devices if speaking is not None else ()
+        devices = self.slow[speaking].devices if speaking is not None else ()
         return Reference(
             speaking or "",
             {str(d.gpu): d.used_bytes for d in devices},
@@ -113,7 +113,7 @@ class Gpus:
 
     def _by_pid(self) -> Mapping[str, Mapping[int, int]]:
         """Only NVML's are taken: AMD's lists count wrong in several versions (docs/sources.md)."""
-        feed = self._slow.get(nvml.NAME)
+        feed = self.slow.get(nvml.NAME)
         if feed is None or feed.role is not Role.FIGURES:
             return {}
         return {str(d.gpu): d.own_bytes_by_pid for d in feed.devices if d.own_bytes_by_pid is not None}
@@ -123,7 +123,7 @@ class Gpus:
 
     def _speaker(self) -> str | None:
         now = self._clock.now()
-        seeing = {name for name, feed in self._slow.items() if feed.sees(now)}
+        seeing = {name for name, feed in self.slow.items() if feed.sees(now)}
         if self.sysfs.cards:
             seeing.add(sysfs.NAME)
         return speaker(self.choice, seeing)
@@ -133,29 +133,34 @@ class Gpus:
     def take(self) -> GpuSnapshot:
         """The speaking source's cards and figures, with what the others add."""
         speaking = self._speaker()
-        feed = self._slow.get(speaking) if speaking is not None else None
-        taken = self.sysfs.take() if feed is None else _of(feed)
-        if speaking is None and self.choice.slow:
-            taken = replace(taken, gaps=self._why_none(taken.gaps))
+        feed = self.slow.get(speaking) if speaking is not None else None
+        if speaking is None:
+            taken = GpuSnapshot(gaps=self._why_none())
+        else:
+            taken = self.sysfs.take() if feed is None else _of(feed)
         return replace(
             taken,
-            owned=self._ownership.owned,
-            renders=self._ownership.topology.gpu_of_render(),
-            partitions=self._ownership.topology.partitions(),
-            differences=tuple(d for slow in self._slow.values() for d in slow.differences),
+            owned=self.ownership.owned,
+            renders=self.ownership.topology.gpu_of_render(),
+            partitions=self.ownership.topology.partitions(),
+            differences=tuple(d for slow in self.slow.values() for d in slow.differences),
         )
 
-    def _why_none(self, gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    def _why_none(self) -> tuple[Gap, ...]:
         """Of those that were asked the first in the order of preference has the word."""
-        words = {sysfs.NAME: gaps, **{name: feed.gaps for name, feed in self._slow.items() if feed.asked}}
-        return tuple(gap for name in self.choice.figures for gap in words.get(name, ())) or gaps
+        words = {
+            sysfs.NAME: self.sysfs.gaps or (),
+            **{name: feed.gaps for name, feed in self.slow.items() if feed.asked},
+        }
+        nothing = Gap(Part.GPU, Reason.ABSENT, f"{', '.join(self.choice.figures)}: not read yet")
+        return tuple(gap for name in self.choice.figures for gap in words.get(name, ())) or (nothing,)
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
         """How each source fares; one that nobody asks is left out."""
-        slow = {name: feed.status for name, feed in self._slow.items() if feed.asked and feed.role is not Role.IDLE}
+        slow = {name: feed.status for name, feed in self.slow.items() if feed.asked and feed.role is not Role.IDLE}
         first = {sysfs.NAME: self.sysfs.status, **slow}
-        return (*(first[name] for name in self.choice.figures if name in first), *self._ownership.statuses)
+        return (*(first[name] for name in self.choice.figures if name in first), *self.ownership.statuses)
 
 
 def _of(feed: WitnessFeed) -> GpuSnapshot:
@@ -222,5 +227,3 @@ def differing(differences: Iterable[Difference], gpus: Sequence[GpuReading]) -> 
         for d in differences
         if d.lasting and d.gpu in own
     )
-
-

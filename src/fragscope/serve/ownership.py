@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fragscope.model import Gap, Part, Reason
@@ -17,6 +17,9 @@ _TOPOLOGY_S = 30.0
 _SCAN_S = 30.0
 _YOUNG_S = 120.0
 """Workers appear one by one: for so long after a change every look is a scan."""
+
+_ORDER = (kfd.NAME, nvml.NAME, fdinfo.NAME)
+"""KFD counts all compute memory, fdinfo not on every kernel."""
 
 ByPid = Callable[[], Mapping[str, Mapping[int, int]]]
 
@@ -120,12 +123,8 @@ class OwnershipFeed(Feed):
 
     def _held(self, pids: frozenset[int], now: float) -> Held | Gap:
         """The best witness that has something to say: KFD counts all compute memory, fdinfo not on every kernel."""
-        asked: dict[str, Callable[[frozenset[int]], Held | Gap]] = {
-            kfd.NAME: self._from_kfd,
-            nvml.NAME: self._from_nvml,
-            fdinfo.NAME: self._from_fdinfo,
-        }
-        answers = {name: ask(pids) for name, ask in asked.items() if name == nvml.NAME or name in self._statuses}
+        asked = [name for name in _ORDER if name == nvml.NAME or name in self._statuses]
+        answers = {name: self._from(name, pids) for name in asked}
         for name in self._statuses:
             self._account(name, answers[name], now)
         held = [answer for answer in answers.values() if isinstance(answer, Held)]
@@ -133,6 +132,16 @@ class OwnershipFeed(Feed):
         if best is not None or held:
             return best or held[0]
         return next(gap for gap in answers.values() if isinstance(gap, Gap))
+
+    def ask(self, name: str, tenant: Tenant) -> Held | Gap:
+        """What one source says of a target's processes, now and from the beginning: for `check`."""
+        pids = engine_pids(self._places.proc, tenant.url)
+        return pids if isinstance(pids, Gap) else self._from(name, pids)
+
+    def _from(self, name: str, pids: frozenset[int]) -> Held | Gap:
+        if name == nvml.NAME:
+            return self._from_nvml(pids)
+        return self._from_kfd(pids) if name == kfd.NAME else fdinfo.read_held(self._places.proc, pids)
 
     def _unfound(self, gap: Gap, now: float) -> Gap:
         for name in self._statuses:
@@ -142,9 +151,6 @@ class OwnershipFeed(Feed):
     def _from_kfd(self, pids: frozenset[int]) -> Held | Gap:
         gap = kfd.why_not(self._places.sysfs, self._places.proc)
         return gap if gap is not None else kfd.read_held(self._places.sysfs, pids, self.topology)
-
-    def _from_fdinfo(self, pids: frozenset[int]) -> Held | Gap:
-        return fdinfo.read_held(self._places.proc, pids)
 
     def _from_nvml(self, pids: frozenset[int]) -> Held | Gap:
         by_gpu = self._by_pid()

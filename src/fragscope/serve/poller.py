@@ -17,7 +17,7 @@ from fragscope.serve.flight import FlightRecorder
 from fragscope.serve.gpu_feed import GpuSnapshot
 from fragscope.serve.gpus import Taker, differing, gpus_of
 from fragscope.serve.keeper import NOTHING_KEPT, Keeper, Kept
-from fragscope.sources.gpu.assignment import Claimed, Identity
+from fragscope.sources.gpu.assignment import NOTHING_CLAIMED, Claimed, Identity
 
 log = structlog.get_logger("fragscope")
 
@@ -63,7 +63,7 @@ class Watch:
     detector: Detector
     stale_after_s: float
     anew: Callable[[], Detector]
-    claimed: Claimed = Claimed()
+    claimed: Claimed = NOTHING_CLAIMED
     assessment: Assessment | None = None
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()

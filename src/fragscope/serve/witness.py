@@ -160,9 +160,7 @@ class WitnessFeed(Feed):
     def _reading(self, device: Device) -> GpuReading:
         gpu = str(device.gpu)
         peak = max(device.used_bytes, self._peaks.get(gpu, 0))
-        return GpuReading(
-            self.devices_at, gpu, device.total_bytes, device.used_bytes, peak, source=self._source_name
-        )
+        return GpuReading(self.devices_at, gpu, device.total_bytes, device.used_bytes, peak, source=self._source_name)
 
     def _forget(self) -> None:
         self._close()

@@ -12,13 +12,20 @@ class Identity(Protocol):
     """Who a GPU is, whichever source named it; `gpu` is its PCI address (BDF)."""
 
     @property
-    def gpu(self) -> str: ...
+    def gpu(self) -> str:
+        """PCI address."""
+
     @property
-    def unique_id(self) -> str | None: ...
+    def unique_id(self) -> str | None:
+        """The driver's own name for it."""
+
     @property
-    def card(self) -> str: ...
+    def card(self) -> str:
+        """Its DRM card, empty where that is not known."""
+
     @property
-    def render(self) -> str | None: ...
+    def render(self) -> str | None:
+        """Its render node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,9 @@ class Claimed:
         return self.expected if self.expected is not None else max(1, len(self.gpus))
 
 
+NOTHING_CLAIMED = Claimed()
+
+
 @dataclass(frozen=True, slots=True)
 class Assigned:
     """A target's cards and the rule that says so, or the gap that stands in their place."""
@@ -60,7 +70,7 @@ def assign(
     renders: Mapping[str, str] | None = None,
     unreadable: int = 0,
 ) -> Assigned:
-    """Applies the first rule that can speak: the setting, the engine's processes, a file of render nodes, the only card.
+    """Applies the first rule that speaks: the setting, the engine's processes, a file of render nodes, the only card.
 
     `renders` are GPUs by render node beyond the cards' own (partitions have some). `unreadable` cards are there
     too: one of two is not the only one. A pool spread over nodes is not exonerated by the headroom of one of

@@ -10,6 +10,7 @@ local there.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ def says_vllm(arguments: tuple[str, ...]) -> bool:
     names = [argument.rsplit("/", 1)[-1] for argument in arguments]
     if "vllm" in names[:2] and (names[0] == "vllm" or names[0].startswith("python")):
         return True
-    return any(a == "-m" and _MODULE.fullmatch(b) for a, b in zip(arguments, arguments[1:], strict=False))
+    return any(a == "-m" and _MODULE.fullmatch(b) for a, b in pairwise(arguments))
 
 
 def alone(seen: Iterable[Process], own_pid: int) -> bool:

@@ -4,7 +4,6 @@ Needs a PID namespace shared with the engine, and its user (or SYS_PTRACE). Form
 Documentation/gpu/drm-usage-stats.rst. Sums over processes do not add up to the card's total.
 """
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -88,9 +87,9 @@ def read_held(proc_root: Path, pids: Collection[int]) -> Held | Gap:
 
 def _files(process: Path) -> Iterator[str]:
     """The fdinfo of every descriptor that leads to a GPU."""
-    for number in os.listdir(process / "fd"):
+    for link in (process / "fd").iterdir():
         try:
-            if os.readlink(process / "fd" / number).startswith(_DEVICES):
-                yield (process / "fdinfo" / number).read_text(errors="replace")
+            if str(link.readlink()).startswith(_DEVICES):
+                yield (process / "fdinfo" / link.name).read_text(errors="replace")
         except FileNotFoundError:
             continue  # closed meanwhile
