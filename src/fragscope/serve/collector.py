@@ -158,9 +158,13 @@ def _sources(attribute: str) -> Render:
     return _targets(rows)
 
 
+_WHOLE_ROWS = 2
+
+
 def _source_failures(target: TargetView) -> Iterator[Sampled]:
-    for source in target.sources:
-        for reason in Reason:
+    for i, source in enumerate(target.sources):
+        # Ten series for the engine's page and the first GPU source; for the others only what has happened.
+        for reason in Reason if i < _WHOLE_ROWS else source.failures:
             yield {"source": source.source, "reason": str(reason)}, float(source.failures.get(reason, 0))
 
 
