@@ -286,7 +286,8 @@ def parse_of(kind: type[Any]) -> Callable[[object], Listing]:
     "raw",
     [
         None, "", "\n\n", "not JSON at all", "{", "[" * 100000, b"bytes", 7, [], {},
-        {"devices": None}, {"devices": [None]}, {"devices": [[]]}, {"metric": 7, "list": "[["}, {"metric": '{"gpu_data": 7}'}, {"metric": "[7]"}, "[7]",
+        {"devices": None}, {"devices": [None]}, {"devices": [[]]}, "[7]",
+        {"metric": 7, "list": "[["}, {"metric": '{"gpu_data": 7}'}, {"metric": "[7]"},
         '{"card0": 7}', "NaN", '{"gpu_data": [{"gpu": "x", "mem_usage": {"total_vram": NaN, "used_vram": Infinity}}]}',
     ],
     ids=lambda raw: repr(raw)[:40],

@@ -16,7 +16,7 @@ from fragscope.sources.gpu.device import Listing
 from fragscope.sources.gpu.nvml import Nvml
 from fragscope.sources.gpu.pyrsmi import PyRsmi
 from tests.sources.fake_sys import TOTAL_BYTES, FakeCard, build, run_over
-from tests.sources.stub_library import compile_stub
+from tests.sources.stub_library import compile_amd_smi, compile_nvml
 
 FIRST = FakeCard("0000:05:00.0", "296747008", 0)
 SECOND = FakeCard("0000:15:00.0", "1345323008", 1)
@@ -76,7 +76,7 @@ def package(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def rocm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_stub(tmp_path_factory.mktemp("rocm"))
+    return compile_amd_smi(tmp_path_factory.mktemp("rocm"))
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_package_for_another_library_is_refused(read: Read) -> None:
 
 def test_a_library_without_a_symbol_is_a_mismatch(read: Read, tmp_path: Path) -> None:
     package("amdsmi")
-    (gap,) = read(library=compile_stub(tmp_path / "rocm", without="amdsmi_set_gpu_clk_range")).gaps
+    (gap,) = read(library=compile_amd_smi(tmp_path / "rocm", without="amdsmi_set_gpu_clk_range")).gaps
     assert gap.reason is Reason.UNSUPPORTED
     assert "amdsmi_set_gpu_clk_range" in gap.detail
 
@@ -227,3 +227,54 @@ def test_the_real_nvml_package_without_a_driver_is_absent() -> None:
     (gap,) = listing.gaps
     assert gap.reason is Reason.ABSENT
     assert "libnvidia-ml" in gap.detail or "NVML" in gap.detail
+
+
+@pytest.fixture
+def read_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Reads once with the real nvidia-ml-py over a stub of NVIDIA's library."""
+    package("pynvml")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compile_nvml(tmp_path)))
+
+    def reading(**words: str) -> Listing:
+        for word, value in words.items():
+            monkeypatch.setenv(word, value)
+        source = Nvml()
+        listing = source.read()
+        source.close()
+        return listing
+
+    return reading
+
+
+def test_nvml_leaves_out_what_the_driver_reserves(read_nvml: Read) -> None:
+    listing = read_nvml()
+    assert listing.gaps == ()
+    (device,) = listing.devices
+    assert (device.gpu, device.total_bytes, device.used_bytes) == ("0000:0a:00.0", 150754820096, 5 << 30)
+    assert (device.name, device.unique_id) == ("NVIDIA H200", "GPU-11111111-2222-3333-4444-555555555555")
+    assert device.own_bytes_by_pid == {4242: 4 << 30}
+
+
+def test_processes_whose_memory_nvml_hides_are_not_counted_as_nothing(read_nvml: Read) -> None:
+    (device,) = read_nvml(STUB_NAMELESS="1").devices
+    assert device.own_bytes_by_pid is None
+    (device,) = read_nvml(STUB_FAIL="nvmlDeviceGetComputeRunningProcesses_v3=4").devices
+    assert device.own_bytes_by_pid is None
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "sentence"),
+    [
+        ({"STUB_COUNT": "0"}, Reason.BLIND, "sees no GPU"),
+        ({"STUB_MIG": "1"}, Reason.UNSUPPORTED, "MIG"),
+        ({"STUB_FAIL": "nvmlDeviceGetMemoryInfo_v2=3"}, Reason.UNSUPPORTED, "Not Supported"),
+        ({"STUB_FAIL": "nvmlDeviceGetHandleByIndex_v2=4"}, Reason.UNSUPPORTED, "Insufficient Permissions"),
+        ({"STUB_FAIL": "nvmlInitWithFlags=9"}, Reason.ABSENT, "Driver Not Loaded"),
+    ],
+)
+def test_what_nvml_cannot_say_is_a_state(read_nvml: Read, words: dict[str, str], reason: Reason, sentence: str) -> None:
+    listing = read_nvml(**words)
+    assert listing.devices == ()
+    (gap,) = listing.gaps
+    assert gap.reason is reason
+    assert sentence in gap.detail

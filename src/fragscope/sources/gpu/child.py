@@ -62,7 +62,7 @@ class Child:
         self._stuck: Process | None = None
         self._born = 0.0
         self._failed: tuple[float, Gap] | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._asking = threading.Lock()
 
     def ask(self) -> object:
@@ -71,7 +71,7 @@ class Child:
             return self._ask()
 
     def _ask(self) -> object:
-        if self._closed:
+        if self._closed.is_set():
             return self._closed_gap()
         if self._stuck is not None and self._stuck.poll() is None:
             return stuck_gap(f"the {self._what} child", self._stuck.pid)
@@ -87,7 +87,7 @@ class Child:
 
     def close(self) -> None:
         """Kills the child, also while another thread asks it; may be called twice."""
-        self._closed = True
+        self._closed.set()
         process = self._process
         if process is not None:
             self._end_process(process)  # whoever waits for its answer wakes up
@@ -129,7 +129,10 @@ class Child:
             if failed is not None:
                 return failed
         process = self._process
-        if process is None or process.stdin is None:
+        if (
+            self._closed.is_set() or process is None or process.stdin is None
+        ):  # close() may have come while it was started
+            self._end()
             return self._closed_gap()
         with suppress(BrokenPipeError):  # a dead child answers with the end of its pipe
             process.stdin.write(b"?")
@@ -142,7 +145,7 @@ class Child:
             return answer
         if code is None:
             return stuck_gap(f"the {self._what} child", process.pid)
-        return self._closed_gap() if self._closed else self._failure(why, code)
+        return self._closed_gap() if self._closed.is_set() else self._failure(why, code)
 
     def _closed_gap(self) -> Gap:
         return Gap(Part.GPU, Reason.ABSENT, f"the {self._what} source was closed")

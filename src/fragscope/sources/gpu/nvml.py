@@ -124,13 +124,13 @@ def _device(nvml: Any, number: int) -> object:
     except nvml.NVMLError as error:
         return {"total": {"error": str(error)}}
     answer: dict[str, object] = {
-        "bus": _asked(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle).busId),
-        "uuid": _asked(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)),
-        "name": _asked(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
-        "mig": _asked(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1,
-        "processes": _asked(nvml, lambda: _running(nvml, handle)),
+        "bus": _asked(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId),
+        "uuid": _asked(lambda: nvml.nvmlDeviceGetUUID(handle)),
+        "name": _asked(lambda: nvml.nvmlDeviceGetName(handle)),
+        "mig": _asked(lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1,
+        "processes": _asked(lambda: _running(nvml, handle)),
     }
-    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+    memory = _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
     if isinstance(memory, dict):
         return {**answer, "total": memory, "used": memory}
     return {**answer, "total": memory.total, "used": memory.used, "reserved": memory.reserved}
@@ -140,10 +140,10 @@ def _running(nvml: Any, handle: object) -> list[list[int | None]]:
     return [[process.pid, process.usedGpuMemory] for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
 
-def _asked(nvml: Any, call: Callable[[], Any]) -> Any:
+def _asked(call: Callable[[], Any]) -> Any:
     """What the call gives, texts as text (older packages give bytes), or the error in its place."""
     try:
         answer = call()
-    except nvml.NVMLError as error:
+    except Exception as error:  # noqa: BLE001 - NVMLError, and what the package raises where it does not fit the driver
         return {"error": str(error)}
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
