@@ -57,7 +57,7 @@ def _daemon(engine_url: str, sysfs_root: Path, interval_s: float) -> Iterator[_D
     command = [sys.executable, "-m", "fragscope", "serve", "--target", engine_url, "--interval", f"{interval_s:g}"]
     command += ["--web.listen-address", "127.0.0.1:0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRAGSCOPE_")}
-    environment["FRAGSCOPE_SYSFS_ROOT"] = str(sysfs_root)
+    environment |= {"FRAGSCOPE_SYSFS_ROOT": str(sysfs_root), "FRAGSCOPE_GPU_SOURCES": "sysfs"}
     # Opened to append, since it shares its position with the daemon.
     with tempfile.TemporaryFile("a+") as said:
         process = subprocess.Popen(command, env=environment, stderr=said)

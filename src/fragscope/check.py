@@ -184,6 +184,7 @@ def _follow(settings: Settings, seconds: float) -> Follower:
     stop.wait(seconds + min(1.0, settings.interval_s))
     stop.set()
     core.poller.join(2)
+    core.gpus.close()
     return follower
 
 

@@ -177,7 +177,11 @@ def advice(assigned_gaps: Sequence[Gap], probes: Sequence[Probe]) -> str:
             "FRAGSCOPE_TARGETS__0__RENDER_NODES_FILE with a listing "
             "of /dev/dri by the engine's container (docs/sources.md)."
         )
-    whose = [by_name[name] for name in ATTRIBUTION if name in by_name]
+    return _advice_on_whose([by_name[name] for name in ATTRIBUTION if name in by_name])
+
+
+def _advice_on_whose(whose: Sequence[Probe]) -> str:
+    """How to see whose memory it is."""
     if not whose:
         return "Add kfd and fdinfo to `gpu_sources` to see whose memory it is."
     if any(probe.note and not probe.gaps for probe in whose):

@@ -3,19 +3,25 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fragscope.app import build_core
-from fragscope.model import Gap, Part, Reason
+from fragscope.model import Gap, GpuReading, Part, Reason
+from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
+from fragscope.serve.feeds import EngineFeed
+from fragscope.serve.gpu_feed import GpuSnapshot
 from fragscope.serve.gpus import Gpus, Wanted, differing, gpus_of
 from fragscope.serve.ownership import Tenant
+from fragscope.serve.poller import Poller
 from fragscope.settings import load
-from fragscope.sources.gpu.assignment import Claimed
-from fragscope.sources.gpu.device import Device, Listing
-from tests.serve.test_daemon import FakeClock, eventually
+from fragscope.sources.gpu.assignment import Claimed, Named
+from fragscope.sources.gpu.crosscheck import Difference
+from fragscope.sources.gpu.device import Device, Listing, Partition
+from tests.serve.test_daemon import FakeClock, FakeVisitor, eventually, good, watch_of
 from tests.sources.fake_proc import FakeProc, add_node, compute
 from tests.sources.test_sysfs import TOTAL, USED, add_card
 
@@ -349,3 +355,66 @@ def test_scanning_everything_is_for_when_something_changed(machine: Machine) -> 
     assert held() == GIB
     machine.look(gpus, 31)
     assert held() == 2 * GIB
+
+
+def test_a_lasting_difference_is_a_line_of_the_verdicts_evidence(stop: threading.Event) -> None:
+    clock = FakeClock()
+    far = Difference(GPU, "amdsmi", "sysfs", 5 * GIB, lasting=True)
+    snapshot = GpuSnapshot(
+        (Named(GPU),),
+        {GPU: GpuReading(clock.at, GPU, 192 * GIB, 100 * GIB)},
+        differences=(far, replace(far, gpu=OTHER)),
+    )
+
+    class Told:
+        statuses = ()
+
+        def take(self) -> GpuSnapshot:
+            return snapshot
+
+    feed = EngineFeed("vllm", FakeVisitor([good(clock.at), good(clock.at)]), 5.0, clock, stop)
+    board = Board(View(0.0))
+    poller = Poller([watch_of(feed)], Told(), board, clock, stop, interval_s=5.0)
+    for _ in range(2):
+        feed.step()
+        poller.tick()
+    target = board.view.targets[0]
+    assert target.assessment is not None
+    (verdict,) = target.assessment.verdicts
+    rows = [row for row in verdict.evidence if row.signal == "gpu_source_difference"]
+    assert [(row.value, row.weight) for row in rows] == [(5.0 * GIB, 0.0)], "only of the target's own GPU"
+    assert verdict.phase == "clear"
+    assert target.gpus[0].differences == (far,)
+
+
+def test_on_nvidia_nobody_misses_an_amd_card(machine: Machine) -> None:
+    (machine.sys / "class" / "drm").mkdir(parents=True)
+    gpus = machine.gpus(FakeSource("nvml", device()))
+    machine.look(gpus)
+    assert [status.source for status in gpus.statuses] == ["nvml"]
+
+
+def test_parts_are_told_by_kfd_or_else_by_a_library(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU)
+    FakeProc(machine.proc, host=True)
+    part = Partition(0, TOTAL // 8, GIB)
+    gpus = machine.gpus(FakeSource("amdsmi", device(partitions=(part,))), names=("sysfs", "amdsmi", "kfd"))
+    machine.look(gpus)
+    assert gpus.take().partitions == {GPU: (part,)}
+    for number in range(2):
+        add_node(machine.sys, number + 1, GPU, 5000 + number, partition=number, total=TOTAL // 2)
+    machine.look(gpus, 31)
+    assert [p.total_bytes for p in gpus.take().partitions[GPU]] == [TOTAL // 2] * 2
+
+
+def test_while_there_is_no_engine_not_every_look_is_a_scan(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU)
+    proc = FakeProc(machine.proc)
+    proc.add(300, "/pause")
+    gpus = machine.gpus()
+    machine.look(gpus)
+    proc.open_gpu(proc.engine(100), GPU, GIB)
+    machine.look(gpus, 5)
+    assert gpus.ownership.owned["vllm"].held is None
+    machine.look(gpus, 11)
+    assert gpus.ownership.owned["vllm"].held is not None

@@ -16,6 +16,7 @@ from fragscope.sources.gpu import fdinfo, kfd, nvml, sysfs
 from fragscope.sources.gpu.assignment import Assigned, Claimed, Identity, Named, assign
 from fragscope.sources.gpu.choice import VENDORS, Registry, Role, choose, role, speaker
 from fragscope.sources.gpu.crosscheck import Difference, known_addresses
+from fragscope.sources.gpu.device import Partition
 from fragscope.sources.gpu.engine_processes import alone, own_pid, processes
 
 GIB = 2**30
@@ -142,9 +143,13 @@ class Gpus:
             taken,
             owned=self.ownership.owned,
             renders=self.ownership.topology.gpu_of_render(),
-            partitions=self.ownership.topology.partitions(),
+            partitions={**self._parts_of_libraries(), **self.ownership.topology.partitions()},
             differences=tuple(d for slow in self.slow.values() for d in slow.differences),
         )
+
+    def _parts_of_libraries(self) -> dict[str, tuple[Partition, ...]]:
+        """For where KFD's topology is closed to us and a library's child knows."""
+        return {str(d.gpu): d.partitions for slow in self.slow.values() for d in slow.devices if d.partitions}
 
     def _why_none(self) -> tuple[Gap, ...]:
         """Of those that were asked the first in the order of preference has the word."""
@@ -160,6 +165,8 @@ class Gpus:
         """How each source fares; one that nobody asks is left out."""
         slow = {name: feed.status for name, feed in self.slow.items() if feed.asked and feed.role is not Role.IDLE}
         first = {sysfs.NAME: self.sysfs.status, **slow}
+        if self.choice.automatic and self._speaker() not in (None, sysfs.NAME):
+            del first[sysfs.NAME]  # no AMD GPU here, and none is missed
         return (*(first[name] for name in self.choice.figures if name in first), *self.ownership.statuses)
 
 

@@ -14,7 +14,11 @@ from fragscope.sources.gpu.holdings import Held, Owned
 from fragscope.sources.gpu.render_nodes import read_render_nodes
 
 _TOPOLOGY_S = 30.0
+_LOOK_S = 5.0
+"""At least so long between looks: fdinfo takes a lock of the process's GPU memory on older kernels."""
 _SCAN_S = 30.0
+_SEARCH_S = 15.0
+"""Reading every command line of a busy host takes some 10 ms: not at every look while there is no engine."""
 _YOUNG_S = 120.0
 """Workers appear one by one: for so long after a change every look is a scan."""
 
@@ -40,6 +44,7 @@ class _Known:
     pids: frozenset[int] = frozenset()
     scanned_at: float = float("-inf")
     changed_at: float = float("-inf")
+    gap: Gap | None = None
     holding: Held | None = None
 
 
@@ -93,7 +98,7 @@ class OwnershipFeed(Feed):
             self.topology = kfd.read_topology(self._places.sysfs, self._known_addresses())
             self._topology_at = now
         self.owned = {tenant.name: self._look(tenant, now) for tenant in self._tenants}
-        return self._interval_s
+        return max(self._interval_s, _LOOK_S * self._clock.speed)
 
     def _look(self, tenant: Tenant, now: float) -> Owned:
         file = tenant.render_nodes_file
@@ -112,14 +117,16 @@ class OwnershipFeed(Feed):
         speed = self._clock.speed
         gone = any(not (self._places.proc / str(pid)).is_dir() for pid in known.pids)
         young = now - known.changed_at < _YOUNG_S * speed
-        if known.pids and not gone and not young and now - known.scanned_at < _SCAN_S * speed:
-            return None
+        rest_s = (_SCAN_S if known.pids else _SEARCH_S) * speed
+        if not gone and not (known.pids and young) and now - known.scanned_at < rest_s:
+            return known.gap
         found = engine_pids(self._places.proc, tenant.url)
         known.scanned_at = now
         pids = found if isinstance(found, frozenset) else frozenset()
         if pids != known.pids:
             known.pids, known.changed_at = pids, now
-        return found if isinstance(found, Gap) else None
+        known.gap = found if isinstance(found, Gap) else None
+        return known.gap
 
     def _held(self, pids: frozenset[int], now: float) -> Held | Gap:
         """The best witness that has something to say: KFD counts all compute memory, fdinfo not on every kernel."""
