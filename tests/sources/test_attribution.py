@@ -64,6 +64,11 @@ def held(found: Held | Gap) -> Held:
     return found
 
 
+def openings_held(proc: FakeProc, pids: set[int]) -> Held | Gap:
+    openings = fdinfo.read_openings(proc.root, pids)
+    return openings if isinstance(openings, Gap) else fdinfo.read_held(openings)
+
+
 # The engine's processes.
 
 
@@ -258,7 +263,7 @@ def test_fdinfo_counts_each_opening_once(proc: FakeProc) -> None:
     proc.open_gpu(worker, GPU, 150 * GIB, client=7)
     proc.open_gpu(100, GPU, 150 * GIB, client=7)
     proc.open_gpu(100, GPU, 1 * GIB, client=8)
-    found = held(fdinfo.read_held(proc.root, {100, worker}))
+    found = held(openings_held(proc, {100, worker}))
     assert found.own_bytes(GPU) == 151 * GIB
     assert found.gpus() == {GPU}
 
@@ -267,7 +272,7 @@ def test_an_older_kernels_figure_tells_which_gpu_but_not_how_much(proc: FakeProc
     worker = proc.engine(100)
     proc.open_gpu(worker, GPU, 3 * GIB, form=FDINFO_OLDER)
     proc.open_gpu(worker, OTHER, 0, client=2, form=FDINFO_OLDER)
-    found = held(fdinfo.read_held(proc.root, {worker}))
+    found = held(openings_held(proc, {worker}))
     assert found.gpus() == {GPU}
     assert found.own_bytes(GPU) is None
 
@@ -275,7 +280,7 @@ def test_an_older_kernels_figure_tells_which_gpu_but_not_how_much(proc: FakeProc
 def test_opened_gpus_without_a_model_are_not_held(proc: FakeProc) -> None:
     worker = proc.engine(100)
     proc.open_gpu(worker, GPU, 2 * 2**20)
-    found = held(fdinfo.read_held(proc.root, {worker}))
+    found = held(openings_held(proc, {worker}))
     assert (found.gpus(), found.opened, found.own_bytes(GPU)) == (frozenset(), frozenset({GPU}), None)
 
 
@@ -313,21 +318,21 @@ def test_other_drivers_are_passed_over() -> None:
 def test_a_process_of_another_user_makes_it_denied(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = proc.engine(100)
     proc.open_gpu(100, GPU, GIB)
-    iterdir = Path.iterdir
+    scandir = os.scandir
 
-    def denying(path: Path) -> object:
-        if path == proc.root / str(worker) / "fd":
+    def denying(path: str) -> object:
+        if path == f"{proc.root}/{worker}/fd":
             raise PermissionError(13, "Permission denied")
-        return iterdir(path)
+        return scandir(path)
 
-    monkeypatch.setattr(Path, "iterdir", denying)
-    assert reason(fdinfo.read_held(proc.root, {100, worker})) is Reason.DENIED
+    monkeypatch.setattr(os, "scandir", denying)
+    assert reason(openings_held(proc, {100, worker})) is Reason.DENIED
 
 
 def test_a_process_that_has_ended_holds_nothing(proc: FakeProc) -> None:
     worker = proc.engine(100)
     proc.open_gpu(worker, GPU, GIB)
-    assert held(fdinfo.read_held(proc.root, {worker, 99999})).own_bytes(GPU) == GIB
+    assert held(openings_held(proc, {worker, 99999})).own_bytes(GPU) == GIB
 
 
 # The file of render nodes.

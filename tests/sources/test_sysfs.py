@@ -1,12 +1,13 @@
 """VRAM from a tree of files like /sys, and whose GPUs they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fragscope.model import Gap, Reason
 from fragscope.sources.gpu.assignment import Claimed, assign, normal
-from fragscope.sources.gpu.sysfs import Card, enumerate_cards, read_gtt_used_bytes, read_used_bytes
+from fragscope.sources.gpu.sysfs import Card, Glance, enumerate_cards, read_gtt_used_bytes, read_used_bytes
 
 TOTAL = 206141652992
 USED = 297771008
@@ -91,6 +92,25 @@ def test_a_card_that_vanished_is_absent(root: Path) -> None:
     gap = read_used_bytes(card)
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.ABSENT
+
+
+def test_a_glance_sees_what_a_read_sees_and_nothing_implausible(root: Path) -> None:
+    card = only(root)
+    glance = Glance(card)
+    used = Path(card.used_file)
+    assert glance.used_bytes() == USED
+    used.write_text(f"{USED + 5}\n")
+    assert glance.used_bytes() == USED + 5
+    for text in ("0", "", "N/A", "-1", str(2 * TOTAL)):
+        used.write_text(text)
+        assert glance.used_bytes() is None
+    used.unlink()
+    assert glance.used_bytes() is None
+    used.write_text(str(USED))
+    glance.close()
+    glance.close()
+    assert glance.used_bytes() is None
+    assert Glance(replace(card, used_file="/nowhere/mem_info_vram_used")).used_bytes() is None
 
 
 def test_an_apu_is_not_read(root: Path) -> None:

@@ -45,6 +45,7 @@ class _Known:
     scanned_at: float = float("-inf")
     changed_at: float = float("-inf")
     gap: Gap | None = None
+    openings: tuple[str, ...] | Gap = ()
     holding: Held | None = None
 
 
@@ -88,8 +89,8 @@ class OwnershipFeed(Feed):
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
-        """How the sources of attribution fare."""
-        return tuple(self._statuses.values())
+        """How the sources of attribution fare; one that another makes needless is left out."""
+        return tuple(status for status in self._statuses.values() if status.last_duration_s is not None)
 
     def step(self) -> float:
         """One look at every target."""
@@ -105,7 +106,7 @@ class OwnershipFeed(Feed):
         nodes = read_render_nodes(file, self._places.sysfs) if file is not None else None
         known = self._known[tenant.name]
         gap = self._find(tenant, known, now)
-        held = self._held(known.pids, now) if gap is None else self._unfound(gap, now)
+        held = self._held(known, now) if gap is None else self._unfound(gap, now)
         if isinstance(held, Gap):
             return Owned(now, None, known.holding, held, nodes)
         if held.gpus() or known.holding is None:
@@ -125,30 +126,42 @@ class OwnershipFeed(Feed):
         pids = found if isinstance(found, frozenset) else frozenset()
         if pids != known.pids:
             known.pids, known.changed_at = pids, now
+        if fdinfo.NAME in self._statuses:
+            known.openings = fdinfo.read_openings(self._places.proc, pids)
         known.gap = found if isinstance(found, Gap) else None
         return known.gap
 
-    def _held(self, pids: frozenset[int], now: float) -> Held | Gap:
-        """The best witness that has something to say: KFD counts all compute memory, fdinfo not on every kernel."""
-        asked = [name for name in _ORDER if name == nvml.NAME or name in self._statuses]
-        answers = {name: self._from(name, pids) for name in asked}
-        for name in self._statuses:
-            self._account(name, answers[name], now)
-        held = [answer for answer in answers.values() if isinstance(answer, Held)]
-        best = next((answer for answer in held if answer.complete and answer.gpus()), None)
-        if best is not None or held:
-            return best or held[0]
-        return next(gap for gap in answers.values() if isinstance(gap, Gap))
+    def _held(self, known: _Known, now: float) -> Held | Gap:
+        """What the first witness says that counts everything; fdinfo, which costs most, is asked last."""
+        held: list[Held] = []
+        gaps: list[Gap] = []
+        for name in _ORDER:
+            if name not in self._statuses and name != nvml.NAME:
+                continue
+            answer = self._from(name, known.pids, known.openings)
+            if name in self._statuses:
+                self._account(name, answer, now)
+            if isinstance(answer, Gap):
+                gaps.append(answer)
+                continue
+            if answer.complete and answer.gpus():
+                return answer
+            held.append(answer)
+        return held[0] if held else gaps[0]
 
     def ask(self, name: str, tenant: Tenant) -> Held | Gap:
         """What one source says of a target's processes, now and from the beginning: for `check`."""
         pids = engine_pids(self._places.proc, tenant.url)
-        return pids if isinstance(pids, Gap) else self._from(name, pids)
+        if isinstance(pids, Gap):
+            return pids
+        return self._from(name, pids, fdinfo.read_openings(self._places.proc, pids))
 
-    def _from(self, name: str, pids: frozenset[int]) -> Held | Gap:
+    def _from(self, name: str, pids: frozenset[int], openings: tuple[str, ...] | Gap) -> Held | Gap:
         if name == nvml.NAME:
             return self._from_nvml(pids)
-        return self._from_kfd(pids) if name == kfd.NAME else fdinfo.read_held(self._places.proc, pids)
+        if name == kfd.NAME:
+            return self._from_kfd(pids)
+        return openings if isinstance(openings, Gap) else fdinfo.read_held(openings)
 
     def _unfound(self, gap: Gap, now: float) -> Gap:
         for name in self._statuses:

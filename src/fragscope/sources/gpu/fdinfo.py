@@ -4,8 +4,10 @@ Needs a PID namespace shared with the engine, and its user (or SYS_PTRACE). Form
 Documentation/gpu/drm-usage-stats.rst. Sums over processes do not add up to the card's total.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,24 +61,43 @@ def _bytes(text: str) -> int | None:
     return size if size < _MOST_BYTES else None
 
 
-def read_held(proc_root: Path, pids: Collection[int]) -> Held | Gap:
-    """VRAM of these processes by GPU; a gap where one of them cannot be looked into, since half a sum misleads."""
-    clients: dict[tuple[str, str], Client] = {}
+def read_openings(proc_root: Path, pids: Collection[int]) -> tuple[str, ...] | Gap:
+    """The fdinfo files of every descriptor of these processes that leads to a GPU.
+
+    A gap where one of them cannot be looked into, since half a sum misleads. A worker has hundreds of descriptors
+    and opens its GPUs once: this walk is for now and then, `read_held` for every look.
+    """
+    found: list[str] = []
     for pid in sorted(pids):
         try:
-            for text in _files(proc_root / str(pid)):
-                client = parse(text)
-                if isinstance(client, Gap):
-                    return client
-                if client is not None:
-                    key = (client.gpu, client.client_id)
-                    before = clients.get(key)
-                    clients[key] = client if before is None or client.vram_bytes > before.vram_bytes else before
+            found += _openings(f"{proc_root}/{pid}")
         except PermissionError:
             detail = f"process {pid} may not be looked into: it takes its user, or SYS_PTRACE"
             return Gap(Part.GPU, Reason.DENIED, detail)
         except OSError:
             continue  # it has ended
+    return tuple(found)
+
+
+def _openings(process: str) -> Iterator[str]:
+    with os.scandir(f"{process}/fd") as links:
+        for link in links:
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(link.path).startswith(_DEVICES):  # noqa: PTH115 - a Path for each costs three times as much
+                    yield f"{process}/fdinfo/{link.name}"
+
+
+def read_held(openings: Collection[str]) -> Held | Gap:
+    """What these openings hold by GPU; each client of the driver counts once, however many descriptors it has."""
+    clients: dict[tuple[str, str], Client] = {}
+    for path in openings:
+        client = _client(path)
+        if isinstance(client, Gap):
+            return client
+        if client is not None:
+            key = (client.gpu, client.client_id)
+            before = clients.get(key)
+            clients[key] = client if before is None or client.vram_bytes > before.vram_bytes else before
     if not clients:
         return Gap(Part.GPU, Reason.ABSENT, "none of the engine's processes has a GPU of amdgpu open")
     held: dict[str, int] = {}
@@ -85,11 +106,10 @@ def read_held(proc_root: Path, pids: Collection[int]) -> Held | Gap:
     return Held(NAME, held, frozenset(held), complete=all(client.complete for client in clients.values()))
 
 
-def _files(process: Path) -> Iterator[str]:
-    """The fdinfo of every descriptor that leads to a GPU."""
-    for link in (process / "fd").iterdir():
-        try:
-            if str(link.readlink()).startswith(_DEVICES):
-                yield (process / "fdinfo" / link.name).read_text(errors="replace")
-        except FileNotFoundError:
-            continue  # closed meanwhile
+def _client(path: str) -> Client | Gap | None:
+    try:
+        return parse(Path(path).read_text(errors="replace"))
+    except PermissionError:
+        return Gap(Part.GPU, Reason.DENIED, f"{path} may not be read: it takes the process's user, or SYS_PTRACE")
+    except OSError:
+        return None  # closed, or the process has ended
