@@ -14,7 +14,7 @@ from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed
 from fragscope.serve.gpu_feed import GpuSnapshot
-from fragscope.serve.gpus import Gpus, Wanted, differing, gpus_of
+from fragscope.serve.gpus import Gpus, Wanted, gpus_of, lasting, note
 from fragscope.serve.ownership import Tenant
 from fragscope.serve.poller import Poller
 from fragscope.settings import load
@@ -117,9 +117,9 @@ def test_sysfs_speaks_and_a_library_is_held_against_it(machine: Machine) -> None
     assert snapshot.readings[GPU].used_bytes == USED, "not an average"
     assert snapshot.readings[GPU].source == "sysfs"
     assert snapshot.differences[0].lasting
-    (note,) = differing(snapshot.differences, [snapshot.readings[GPU]])
-    assert "amdsmi shows 0.49 GiB more in use on 0000:c1:00.0 than sysfs" in note.sentence
-    assert note.weight == 0
+    (found,) = lasting(snapshot.differences, [snapshot.readings[GPU]])
+    assert "amdsmi shows 0.49 GiB more in use on 0000:c1:00.0 than sysfs" in note(found).sentence
+    assert note(found).weight == 0
     assert [status.source for status in gpus.statuses] == ["sysfs", "amdsmi"]
 
 
@@ -130,7 +130,7 @@ def test_rounding_to_mib_is_no_disagreement(machine: Machine) -> None:
     machine.look(gpus)
     snapshot = gpus.take()
     assert not snapshot.differences[0].lasting
-    assert differing(snapshot.differences, list(snapshot.readings.values())) == ()
+    assert lasting(snapshot.differences, list(snapshot.readings.values())) == ()
 
 
 def test_another_total_means_another_thing_and_is_not_compared(machine: Machine) -> None:

@@ -218,19 +218,14 @@ def gpus_of(
     return assigned, tuple(gpus), []
 
 
-def differing(differences: Iterable[Difference], gpus: Sequence[GpuReading]) -> tuple[Evidence, ...]:
-    """A line for each lasting difference on the target's GPUs; it weighs nothing, and nothing is averaged."""
+def lasting(differences: Iterable[Difference], gpus: Sequence[GpuReading]) -> tuple[Difference, ...]:
+    """Where sources lastingly disagree on a target's GPUs."""
     own = {gpu.gpu for gpu in gpus}
-    return tuple(
-        Evidence(
-            "gpu_source_difference",
-            float(d.difference_bytes),
-            "bytes",
-            0.0,
-            "none",
-            f"{d.source} shows {abs(d.difference_bytes) / GIB:.2f} GiB {'more' if d.difference_bytes > 0 else 'less'} "
-            f"in use on {d.gpu} than {d.against}, which is believed",
-        )
-        for d in differences
-        if d.lasting and d.gpu in own
-    )
+    return tuple(found for found in differences if found.lasting and found.gpu in own)
+
+
+def note(found: Difference) -> Evidence:
+    """A difference as a line of evidence; it weighs nothing, and nothing is averaged."""
+    size = f"{abs(found.difference_bytes) / GIB:.2f} GiB {'more' if found.difference_bytes > 0 else 'less'}"
+    sentence = f"{found.source} shows {size} in use on {found.gpu} than {found.against}, which is believed"
+    return Evidence("gpu_source_difference", float(found.difference_bytes), "bytes", 0.0, "none", sentence)

@@ -15,9 +15,10 @@ from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed, EnginePoll
 from fragscope.serve.flight import FlightRecorder
 from fragscope.serve.gpu_feed import GpuSnapshot
-from fragscope.serve.gpus import Taker, differing, gpus_of
+from fragscope.serve.gpus import Taker, gpus_of, lasting, note
 from fragscope.serve.keeper import NOTHING_KEPT, Keeper, Kept
 from fragscope.sources.gpu.assignment import NOTHING_CLAIMED, Claimed, Identity
+from fragscope.sources.gpu.crosscheck import Difference
 
 log = structlog.get_logger("fragscope")
 
@@ -68,7 +69,7 @@ class Watch:
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
     notes: tuple[Evidence, ...] = ()
-    differing: frozenset[str] = frozenset()
+    differing: frozenset[tuple[str, str]] = frozenset()
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
     said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
     named_lines: set[str] = field(default_factory=set)
@@ -142,8 +143,7 @@ class Poller(threading.Thread):
         oldest_at = now - watch.stale_after_s
         assigned, gpus, gaps = gpus_of(snapshot, watch.name, watch.claimed, oldest_at)
         watch.gpus = tuple(_info(card, assigned.rule, snapshot) for card in assigned.cards)
-        watch.notes = differing(snapshot.differences, gpus)
-        _report_differences(watch)
+        _note_differences(watch, lasting(snapshot.differences, gpus))
         gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT)]
         polls: list[EnginePoll | None] = [*watch.feed.take()]
         if not polls and watch.feed.late(now, watch.stale_after_s):
@@ -240,12 +240,13 @@ def _noted(assessment: Assessment, notes: tuple[Evidence, ...]) -> Assessment:
     return replace(assessment, verdicts=verdicts)
 
 
-def _report_differences(watch: Watch) -> None:
-    now = frozenset(note.sentence.split(" shows ", 1)[0] for note in watch.notes)
-    for note in watch.notes:
-        if note.sentence.split(" shows ", 1)[0] not in watch.differing:
-            log.warning("GPU sources disagree", target=watch.name, difference_bytes=note.value, sentence=note.sentence)
-    watch.differing = now
+def _note_differences(watch: Watch, found: tuple[Difference, ...]) -> None:
+    """Keeps them for the verdict's evidence; the log tells each once."""
+    watch.notes = tuple(map(note, found))
+    for one, words in zip(found, watch.notes, strict=True):
+        if (one.gpu, one.source) not in watch.differing:
+            log.warning("GPU sources disagree", target=watch.name, bytes=one.difference_bytes, sentence=words.sentence)
+    watch.differing = frozenset((one.gpu, one.source) for one in found)
 
 
 def _info(card: Identity, rule: str, snapshot: GpuSnapshot) -> GpuInfo:
