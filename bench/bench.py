@@ -20,7 +20,7 @@ NOTES = (
     "8 engines: the page of one, its per-engine samples repeated for engine 0 to 7, the server's own once.",
     "prometheus_client parses the whole page; ours also makes the engine's reading. Their values were equal.",
     "Memory: samples taken at --interval 0.1 instead of 1, to save time; then every page was asked for once.",
-    "Shares of a core: one server polled every second, one simulated GPU read 20 times a second.",
+    "Shares of a core: one server polled every second, one simulated GPU read 20 times a second; sysfs alone is asked.",
 )
 
 

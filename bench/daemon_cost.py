@@ -19,7 +19,7 @@ from bench.figure import Figure
 from bench.neighbour import neighbour
 from bench.recorded_pages import Recorded, born
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import GpuFeed
+from fragscope.serve.gpu_feed import GpuFeed
 
 _PATIENCE_S = 30.0
 _AGE_S = 3600.0
@@ -57,7 +57,7 @@ def _daemon(engine_url: str, sysfs_root: Path, interval_s: float) -> Iterator[_D
     command = [sys.executable, "-m", "fragscope", "serve", "--target", engine_url, "--interval", f"{interval_s:g}"]
     command += ["--web.listen-address", "127.0.0.1:0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRAGSCOPE_")}
-    environment["FRAGSCOPE_SYSFS_ROOT"] = str(sysfs_root)
+    environment |= {"FRAGSCOPE_SYSFS_ROOT": str(sysfs_root), "FRAGSCOPE_GPU_SOURCES": "sysfs"}
     # Opened to append, since it shares its position with the daemon.
     with tempfile.TemporaryFile("a+") as said:
         process = subprocess.Popen(command, env=environment, stderr=said)

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fragscope.cli import main, parser
+from fragscope.sources.gpu.choice import NAMES
 from tests.paths import REPOSITORY, VLLM_032
 from tests.servers import answering, never_answering, page, serving
+from tests.sources.fake_proc import FakeProc
 from tests.sources.test_bad_input import GOOD, HTML
-from tests.sources.test_sysfs import add_card
+from tests.sources.test_sysfs import TOTAL, USED, add_card
 
 COMMANDS = ("serve", "check", "replay", "explain", "record", "demo")
 RUN = (sys.executable, "-m", "fragscope")
@@ -107,6 +110,61 @@ def test_check_says_what_each_source_sees(capsys: pytest.CaptureFixture[str]) ->
     assert "KV 25.0 %" in shown
     assert "0000:c1:00.0" in shown
     assert "only_card" in shown
+
+
+def checked(capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    with serving(answering({"/metrics": page(GOOD.encode()), "/health": page(b"")})) as url:
+        code = main(["check", "--target", url, "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_check_asks_every_gpu_source_and_says_why_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeProc(tmp_path / "proc")
+    monkeypatch.setenv("FRAGSCOPE_PROC_ROOT", str(tmp_path / "proc"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, shown = checked(capsys)
+    assert code == 0, "a source that is not there is no failure while another speaks"
+    rows = {row["source"]: row for row in shown["gpu_sources"]}
+    assert list(rows) == list(NAMES)
+    assert rows["sysfs"]["state"] == "ok"
+    assert rows["sysfs"]["devices"] == [{"gpu": "0000:c1:00.0", "total_bytes": TOTAL, "used_bytes": USED}]
+    assert 0 < rows["sysfs"]["cost_s"] < 1
+    assert rows["fdinfo"]["state"] == "blind"
+    assert "shareProcessNamespace" in shown["advice"]
+    for row in rows.values():
+        assert row["devices"] or row["why_not"]
+
+
+def test_check_asks_only_the_listed_sources(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAGSCOPE_GPU_SOURCES", "sysfs")
+    assert [row["source"] for row in checked(capsys)[1]["gpu_sources"]] == ["sysfs"]
+
+
+def test_check_shows_whose_memory_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    monkeypatch.setenv("FRAGSCOPE_PROC_ROOT", str(proc.root))
+    monkeypatch.setenv("FRAGSCOPE_GPU_SOURCES", "sysfs,fdinfo")
+    with serving(answering({"/metrics": page(GOOD.encode()), "/health": page(b"")})) as url:
+        port = int(url.rpartition(":")[2])
+        proc.open_gpu(proc.engine(100, port=port), "0000:c1:00.0", 270 * 2**20)
+        main(["check", "--target", url])
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "0.3 by the engine (rule: fdinfo)" in shown
+    assert "vllm holds 0.3 GiB of 0000:c1:00.0" in shown
+    assert "advice: Nothing" in shown
+
+
+def test_check_advises_to_say_which_gpus_are_the_engines(sysfs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_card(sysfs, 2, "0000:c6:00.0")
+    code, shown = checked(capsys)
+    assert code == 3
+    assert "FRAGSCOPE_TARGETS__0__GPUS" in shown["advice"]
 
 
 @pytest.mark.parametrize(

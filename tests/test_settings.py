@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fragscope.settings import ConfigError, Settings, documented, load, origins
+from fragscope.settings import ConfigError, Settings, load
+from fragscope.settings_listing import documented, origins
 from tests.paths import REPOSITORY
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fragscope.serve.collector import CATALOGUE
-from fragscope.settings import documented
+from fragscope.settings_listing import documented
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

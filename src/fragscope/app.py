@@ -14,13 +14,17 @@ from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import SnapshotError, load
 from fragscope.serve.board import Board, TargetView, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, GpuFeed, Visitor
+from fragscope.serve.feeds import EngineFeed, Visitor
 from fragscope.serve.flight import FlightRecorder
+from fragscope.serve.gpus import Gpus, Wanted
 from fragscope.serve.http import Web, WebServer, application, listen, tick_limit_s
 from fragscope.serve.keeper import Keeper, Limits, read_state
 from fragscope.serve.logfeed import LogFeed
+from fragscope.serve.ownership import Tenant
 from fragscope.serve.poller import LogTap, Memory, Poller, Tap, Watch
 from fragscope.settings import Settings, Target
+from fragscope.sources.gpu.assignment import Claimed
+from fragscope.sources.gpu.choice import VENDORS, Registry
 from fragscope.sources.logs.follow import Follower
 from fragscope.sources.scrape import Access, Client
 
@@ -66,7 +70,7 @@ class Core:
     board: Board
     poller: Poller
     engine_feeds: tuple[EngineFeed, ...]
-    gpu_feed: GpuFeed
+    gpus: Gpus
     log_feeds: tuple[LogFeed, ...]
     keeper: Keeper | None
     stop: threading.Event
@@ -75,24 +79,29 @@ class Core:
         """Starts the threads; all are daemons, so that a hung one cannot hold the process."""
         if self.keeper is not None:
             self.keeper.start()
-        self.gpu_feed.start()
+        self.gpus.start()
         for feed in (*self.log_feeds, *self.engine_feeds):
             feed.start()
         self.poller.start()
 
 
 def build_core(
-    settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None, log_tap: LogTap | None = None
+    settings: Settings,
+    clock: Clock,
+    stop: threading.Event,
+    tap: Tap | None = None,
+    log_tap: LogTap | None = None,
+    vendors: Registry = VENDORS,
 ) -> Core:
     """The feeds, detectors and the tick for these settings; nothing runs yet."""
-    gpu_feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, stop)
+    gpus = Gpus(gpus_wanted(settings), clock, stop, vendors)
     watches = [_watch(settings, target, clock, stop, log_tap=log_tap) for target in settings.targets]
     waiting = tuple(TargetView(watch.name, watch.url, watch.labels) for watch in watches)
     board = Board(View(clock.now(), waiting))
     keeper = _keeper(settings, stop)
     poller = Poller(
         watches,
-        gpu_feed,
+        gpus,
         board,
         clock,
         stop,
@@ -102,7 +111,7 @@ def build_core(
         memory=Memory(keeper, FlightRecorder(settings.incident_history_s)) if keeper is not None else None,
     )
     log_feeds = tuple(watch.log for watch in watches if watch.log is not None)
-    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, log_feeds, keeper, stop)
+    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpus, log_feeds, keeper, stop)
 
 
 def _keeper(settings: Settings, stop: threading.Event) -> Keeper | None:
@@ -150,10 +159,23 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         detector=detector,
         stale_after_s=parameters.stale_after_s,
         anew=lambda: Detector(target.name, parameters),
-        wanted_gpus=target.gpus,
-        expected_gpus=target.expected_gpus,
+        claimed=Claimed(target.gpus, target.expected_gpus),
         log=log_feed,
         log_tap=log_tap,
+    )
+
+
+def gpus_wanted(settings: Settings) -> Wanted:
+    """Which GPU sources these settings ask for."""
+    return Wanted(
+        names=settings.gpu_names,
+        sysfs_root=settings.sysfs_root,
+        proc_root=settings.proc_root,
+        sample_hz=settings.gpu_sample_hz,
+        interval_s=settings.interval_s,
+        check_s=settings.gpu_check_interval_s,
+        tolerance_bytes=settings.gpu_tolerance_bytes,
+        tenants=tuple(Tenant(target.name, target.url, target.render_nodes_file) for target in settings.targets),
     )
 
 
@@ -198,6 +220,7 @@ def serve(settings: Settings) -> None:
     log.info("fragscope stops")
     stop.set()
     web.stop()
+    core.gpus.close()
     if core.keeper is not None:
         core.keeper.join(1)
 

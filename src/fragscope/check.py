@@ -9,14 +9,18 @@ from typing import Any
 from rich.console import Console
 
 from fragscope import report
-from fragscope.app import access, build_core
+from fragscope.app import access, build_core, gpus_wanted
+from fragscope.check_gpus import COLUMNS, Probe, advice, look_at_gpus
 from fragscope.detect.detector import Detector
 from fragscope.explain.witness import LineReader
-from fragscope.model import Assessment, Outcome, Phase, Sample, Verdict
+from fragscope.model import Assessment, Gap, GpuReading, Outcome, Phase, Sample, Verdict
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EnginePoll, GpuFeed, GpuSnapshot, Visitor
-from fragscope.serve.poller import gpus_of
+from fragscope.serve.feeds import EnginePoll, Visitor
+from fragscope.serve.gpu_feed import GpuSnapshot
+from fragscope.serve.gpus import Gpus, gpus_of
 from fragscope.settings import Settings, Target
+from fragscope.sources.gpu.assignment import Claimed
+from fragscope.sources.gpu.choice import VENDORS, Registry
 from fragscope.sources.logs import follow as logs
 from fragscope.sources.scrape import Client
 from fragscope.wire import encode, verdict_object
@@ -34,23 +38,33 @@ class Seen:
     words: str
 
 
-def look(settings: Settings) -> list[Seen]:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One pass over everything: a row a target and witness, one a GPU source, and what to grant next."""
+
+    seen: list[Seen]
+    probes: list[Probe]
+    advice: str
+
+
+def look(settings: Settings, vendors: Registry = VENDORS) -> Look:
     """One pass over every configured source."""
     clock = Clock()
-    feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, threading.Event())
-    # A read that hangs must not hang the check: its thread is left behind.
-    reader = threading.Thread(target=feed.step, daemon=True)
-    reader.start()
-    reader.join(settings.total_timeout_s)
-    snapshot = feed.take()
+    wanted = gpus_wanted(settings)
+    gpus = Gpus(wanted, clock, threading.Event(), vendors)
+    snapshot, probes = look_at_gpus(gpus, wanted, vendors, settings.total_timeout_s)
+    gpus.close()
     found: list[Seen] = []
+    missing: list[Gap] = []
     for target in settings.targets:
         visitor = Visitor(target.name, Client(target.url, access(settings, target)), clock, None)
         found.append(_engine(target, visitor.poll()))
-        found.append(_gpus(target, snapshot))
+        row, gaps = _gpus(target, snapshot)
+        found.append(row)
+        missing += gaps
         if target.log is not None:
             found.append(_log(settings, target, target.log))
-    return found
+    return Look(found, probes, advice(missing, probes))
 
 
 def _log(settings: Settings, target: Target, where: str) -> Seen:
@@ -97,12 +111,18 @@ def _count(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0f}"
 
 
-def _gpus(target: Target, snapshot: GpuSnapshot) -> Seen:
-    assigned, gpus, gaps = gpus_of(snapshot, target.gpus, target.expected_gpus, float("-inf"))
+def _gpus(target: Target, snapshot: GpuSnapshot) -> tuple[Seen, list[Gap]]:
+    claimed = Claimed(target.gpus, target.expected_gpus)
+    assigned, gpus, gaps = gpus_of(snapshot, target.name, claimed, float("-inf"))
     if gaps:
-        return Seen(target.name, "GPU sysfs", ok=False, words=f"{gaps[0].reason}: {gaps[0].detail}")
-    words = "; ".join(f"{g.gpu} {g.used_bytes / GIB:.1f} of {g.total_bytes / GIB:.1f} GiB used" for g in gpus)
-    return Seen(target.name, "GPU sysfs", ok=True, words=f"{words} (rule: {assigned.rule})")
+        return Seen(target.name, "GPU", ok=False, words=f"{gaps[0].reason}: {gaps[0].detail}"), gaps
+    words = "; ".join(_gpu_words(gpu) for gpu in gpus)
+    return Seen(target.name, f"GPU {gpus[0].source}", ok=True, words=f"{words} (rule: {assigned.rule})"), []
+
+
+def _gpu_words(gpu: GpuReading) -> str:
+    own = "" if gpu.own_bytes is None else f", {gpu.own_bytes / GIB:.1f} by the engine"
+    return f"{gpu.gpu} {gpu.used_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB used{own}"
 
 
 @dataclass(slots=True)
@@ -156,20 +176,19 @@ def _row(sample: Sample, trend: Trend) -> dict[str, Any]:
 
 def check(settings: Settings, seconds: float | None, out: Console, *, as_json: bool) -> int:
     """Prints what is seen; returns the exit code (docs/commands.md)."""
-    seen = look(settings)
+    looked = look(settings)
     if not as_json:
-        rows = [[s.target, s.source, "ok" if s.ok else "MISSING", s.words] for s in seen]
-        report.table(out, "What each source sees", ("target", "source", "", "what"), rows)
+        _print_look(out, looked)
     if seconds is None:
         if as_json:
-            out.print(encode({"sources": [_seen_object(s) for s in seen]}), markup=False)
-        return 0 if all(s.ok for s in seen) else 3
+            out.print(encode(_look_object(looked)), markup=False)
+        return 0 if all(s.ok for s in looked.seen) else 3
     follower = _follow(settings, seconds)
     verdicts = [v for t in follower.trends.values() if t.last is not None for v in t.last.verdicts]
     if as_json:
         trends = {name: trend.rows for name, trend in follower.trends.items()}
         found = {
-            "sources": [_seen_object(s) for s in seen],
+            **_look_object(looked),
             "trend": trends,
             "verdicts": [verdict_object(v) for v in verdicts],
         }
@@ -196,6 +215,7 @@ def _follow(settings: Settings, seconds: float) -> Follower:
     stop.wait(seconds + min(1.0, settings.interval_s))
     stop.set()
     core.poller.join(2)
+    core.gpus.close()
     return follower
 
 
@@ -219,6 +239,21 @@ def _cells(row: dict[str, Any], first_at: float) -> list[str]:
         failures,
         str(row["phase"]),
     ]
+
+
+def _print_look(out: Console, looked: Look) -> None:
+    rows = [[s.target, s.source, "ok" if s.ok else "MISSING", s.words] for s in looked.seen]
+    report.table(out, "What each source sees", ("target", "source", "", "what"), rows)
+    report.table(out, "\nGPU sources", COLUMNS, [probe.cells() for probe in looked.probes])
+    report.say(out, f"\nadvice: {looked.advice}")
+
+
+def _look_object(looked: Look) -> dict[str, Any]:
+    return {
+        "sources": [_seen_object(s) for s in looked.seen],
+        "gpu_sources": [probe.as_object() for probe in looked.probes],
+        "advice": looked.advice,
+    }
 
 
 def _seen_object(seen: Seen) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from fragscope import __version__
 from fragscope.detect.parameters import Parameters
-from fragscope.settings import ConfigError, Settings, Target, load, origins
+from fragscope.settings import ConfigError, Settings, Target, load
+from fragscope.settings_listing import origins
 
 EXIT_CLEAR, EXIT_USAGE = 0, 2
 
@@ -127,7 +128,7 @@ def _explain_parser(commands: Any) -> None:
         commands,
         "explain",
         "post-mortem of logs: each failure, its arithmetic, cause, how sure, remedy",
-        "kubectl logs --previous vllm-0 | fragscope explain -",
+        "fragscope explain vllm.log vllm.log.1.gz",
         _explain,
     )
     made.add_argument(

@@ -24,6 +24,7 @@ def demo_settings(url: str, sysfs_root: Path, listen_address: str) -> Settings:
     flags = {
         "targets": [{"name": "demo", "url": url, "planned_stop_file": sysfs_root / "planned-stop"}],
         "sysfs_root": sysfs_root,
+        "gpu_sources": ["sysfs"],  # the machine's own GPUs and processes have no part in it
         "web_listen_address": listen_address,
     }
     return load(flags=flags)

@@ -94,6 +94,7 @@ def record(settings: Settings, out: str, seconds: float | None, *, raw: bool) ->
                 break
         stop.set()
         core.poller.join(2)
+        core.gpus.close()
         if writer.error is not None:
             raise writer.error
         return writer.samples

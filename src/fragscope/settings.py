@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -31,7 +32,7 @@ from pydantic_settings import (
 from fragscope.detect.parameters import Parameters, Thresholds
 
 ENV_PREFIX = "FRAGSCOPE_"
-_NESTED = "__"
+NESTED = "__"
 _OWN_NAMES = frozenset({"FRAGSCOPE_CONFIG", "FRAGSCOPE_REVISION", "FRAGSCOPE_PROMETHEUS_TOKEN"})
 _LABELS = ("namespace", "pod", "container")
 
@@ -52,10 +53,21 @@ def _common(name: str) -> Any:
     return Field(default=item.default, description=item.metadata["why"])
 
 
+def _names(value: Any) -> Any:
+    """An environment variable gives one string: a JSON list, or names with commas between them."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
 _COMMON = tuple(sorted({item.name for item in fields(Parameters)} - {item.name for item in fields(Thresholds)}))
 _PER_TARGET = frozenset(item.name for item in fields(Parameters)) - {"weights"}
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GpuSource = Literal["sysfs", "kfd", "fdinfo", "amdsmi", "nvml", "pyrsmi", "amd_smi_cli", "rocm_smi_cli"]
+AUTO = "auto"
 
 
 class Target(BaseModel):
@@ -68,10 +80,13 @@ class Target(BaseModel):
         default="http://127.0.0.1:8000", description="base address of the server, without /metrics"
     )
     gpus: tuple[str, ...] = Field(
-        default=(), description="its GPUs: PCI addresses or unique_ids; empty: the only card of the node"
+        default=(), description="its GPUs: PCI addresses or unique_ids; empty: a rule finds them (see above)"
     )
     expected_gpus: int | None = Field(
         default=None, gt=0, description="how many GPUs it spans (TP x PP); default: as many as `gpus`"
+    )
+    render_nodes_file: Path | None = Field(
+        default=None, description="file with a listing of /dev/dri as the engine's container sees it"
     )
     labels: Mapping[str, str] = Field(
         default_factory=dict,
@@ -97,12 +112,7 @@ class Target(BaseModel):
     @field_validator("gpus", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """An environment variable gives one string: a JSON list, or names with commas between them."""
-        if not isinstance(value, str):
-            return value
-        if value.lstrip().startswith("["):
-            return json.loads(value)
-        return [name.strip() for name in value.split(",") if name.strip()]
+        return _names(value)
 
     @field_validator("log")
     @classmethod
@@ -136,7 +146,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
-        env_nested_delimiter=_NESTED,
+        env_nested_delimiter=NESTED,
         extra="forbid",
         frozen=True,
         nested_model_default_partial_update=True,
@@ -149,10 +159,20 @@ class Settings(BaseSettings):
     gpu_sample_hz: float = Field(
         20.0, gt=0, le=1000, description="VRAM reads a second: a peak hides between two scrapes"
     )
+    gpu_sources: Annotated[Literal["auto"] | tuple[GpuSource, ...], NoDecode] = Field(
+        default="auto", description="who is asked for GPU memory, in order of preference; auto: sysfs first"
+    )
+    gpu_check_interval_s: Seconds = Field(default=10.0, description="between reads of sources that check another")
+    gpu_tolerance_bytes: int = Field(
+        default=21 * 2**20,
+        ge=0,
+        description="two sources may differ by so much: rounding to MiB and one step of PyTorch's allocator",
+    )
     sysfs_root: Path = Field(default=Path("/sys"), description="where sysfs is mounted")
     log_lookback_s: Seconds = Field(
         default=900.0, description="lines of a log that were written longer before the start are not read"
     )
+    proc_root: Path = Field(default=Path("/proc"), description="where the processes are: the host's /proc if mounted")
     web_listen_address: str = Field(default=":23724", description="host:port; no host: all interfaces")
     web_telemetry_path: str = Field(default="/metrics", pattern="^/[^ ]*$", description="path of the exposition")
     web_cert_file: Path | None = Field(default=None, description="certificate (chain); with web_key_file serves HTTPS")
@@ -184,6 +204,16 @@ class Settings(BaseSettings):
             return [value[key] for key in sorted(value, key=int)]
         return value
 
+    @field_validator("gpu_sources", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        names = value if value == AUTO else _names(value)
+        if isinstance(names, (list, tuple)) and len(set(map(str, names))) < len(names):
+            raise ValueError("names a source twice")
+        if isinstance(names, (list, tuple)) and not set(map(str, names)) - {"kfd", "fdinfo"}:
+            raise ValueError("names no source of totals; kfd and fdinfo only say whose memory it is")
+        return names
+
     @field_validator("targets")
     @classmethod
     def _distinct(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
@@ -202,6 +232,11 @@ class Settings(BaseSettings):
         if (self.web_cert_file is None) != (self.web_key_file is None):
             raise ValueError("web_cert_file and web_key_file must be set together")
         return self
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """The listed GPU sources; empty for `auto`."""
+        return () if isinstance(self.gpu_sources, str) else self.gpu_sources
 
     def parameters(self, target: Target) -> Parameters:
         """What the detector of one target is set by."""
@@ -244,11 +279,11 @@ def load(
     `env` only serves the check for stray names; the values come from the process environment.
     """
     environment = os.environ if env is None else env
-    config = config or _config_from(environment)
+    config = config or config_from(environment)
     _refuse_strays(environment)
     sources = _with_file(config)
     try:
-        return sources(**_plain(flags))
+        return sources(**plain(flags))
     except ValidationError as error:
         raise ConfigError("\n".join(_sentences(error))) from None
     except tomllib.TOMLDecodeError as error:
@@ -257,11 +292,13 @@ def load(
         raise ConfigError(str(error)) from None
 
 
-def _plain(flags: Mapping[str, Any] | None) -> dict[str, Any]:
+def plain(flags: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The flags that were given."""
     return {name: value for name, value in (flags or {}).items() if value is not None}
 
 
-def _config_from(environment: Mapping[str, str]) -> Path | None:
+def config_from(environment: Mapping[str, str]) -> Path | None:
+    """The file that the environment names."""
     name = environment.get("FRAGSCOPE_CONFIG")
     return Path(name) if name else None
 
@@ -287,7 +324,7 @@ def _refuse_strays(environment: Mapping[str, str]) -> None:
     for name in sorted(environment):
         if not name.startswith(ENV_PREFIX) or name in _OWN_NAMES or _kubernetes_made(name, environment[name]):
             continue
-        head = name.removeprefix(ENV_PREFIX).split(_NESTED)[0].upper()
+        head = name.removeprefix(ENV_PREFIX).split(NESTED)[0].upper()
         if head not in known:
             raise ConfigError(f"{name} is no setting of fragscope; see `fragscope serve --print-config` for the names")
 
@@ -315,79 +352,3 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             yield message
         else:
             yield f"{key} is {mistake['input']!r}: {message[:1].lower()}{message[1:]}"
-
-
-def origins(
-    settings: Settings, config: Path | None, flags: Mapping[str, Any] | None = None
-) -> list[tuple[str, Any, str]]:
-    """(key, value, where it came from) of every setting, flattened with dots."""
-    given = _flat(_plain(flags))
-    table: dict[str, Any] = {}
-    config = config or _config_from(os.environ)
-    if config is not None:
-        table = tomllib.loads(config.read_text())
-    file_keys = _flat(table)
-    env_keys = {
-        name.removeprefix(ENV_PREFIX).lower().replace(_NESTED, "."): name
-        for name in os.environ
-        if name.startswith(ENV_PREFIX)
-    }
-    rows = []
-    for key, value in _flat(settings.model_dump(mode="json")).items():
-        rows.append((key, value, _origin(key, given, env_keys, file_keys, config)))
-    return rows
-
-
-def _origin(
-    key: str, flags: Mapping[str, Any], env: Mapping[str, str], file: Mapping[str, Any], config: Path | None
-) -> str:
-    if _covers(flags, key):
-        return "flag"
-    name = next((env[k] for k in env if key == k or key.startswith(k + ".")), None)
-    if name is not None:
-        return f"environment ({name})"
-    return f"file ({config})" if _covers(file, key) else "default"
-
-
-def _covers(keys: Mapping[str, Any], key: str) -> bool:
-    return any(key == k or key.startswith(k + ".") for k in keys)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables and lists as dotted keys; empty ones as themselves."""
-    items: Iterator[tuple[Any, Any]]
-    if isinstance(value, Mapping) and value:
-        items = iter(value.items())
-    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (Mapping, BaseModel)):
-        items = iter(enumerate(value))
-    else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in items:
-        flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
-
-
-def documented() -> Iterator[tuple[str, Any, str]]:
-    """(key, default, what it means) of every setting, for the documentation."""
-    for name, info in Settings.model_fields.items():
-        if name == "targets":
-            for key, inner in Target.model_fields.items():
-                yield (
-                    f"targets.N.{key}",
-                    inner.get_default(call_default_factory=True),
-                    inner.description or "",
-                )
-        elif name == "thresholds":
-            yield from _parameters("thresholds", Thresholds())
-        else:
-            yield name, info.get_default(call_default_factory=True), info.description or ""
-
-
-def _parameters(prefix: str, parameters: Any) -> Iterator[tuple[str, Any, str]]:
-    for item in fields(parameters):
-        value = getattr(parameters, item.name)
-        if item.name == "weights":
-            yield from _parameters(f"{prefix}.weights", value)
-        else:
-            yield f"{prefix}.{item.name}", value, item.metadata["why"]

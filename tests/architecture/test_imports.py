@@ -30,8 +30,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "simulate": ("model",),
     "serve": ("model", "detect", "explain", "recording", "sources", "wire", ""),
     "settings": ("detect.parameters",),
+    "settings_listing": ("settings", "detect.parameters"),
 }
-ANYTHING = {"app", "cli", "check", "demo", "record", "replaying", "explaining", "report", "__main__", "__init__"}
+ANYTHING = {
+    "app",
+    "cli",
+    "check",
+    "check_gpus",
+    "demo",
+    "record",
+    "replaying",
+    "explaining",
+    "report",
+    "__main__",
+    "__init__",
+}
 
 # The only rooms in which a third-party library may be met.
 HOMES: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,8 @@ from fragscope.detect.detector import Detector
 from fragscope.model import Assessment, EngineReading, Fact, Gap, Part, Phase, Reason, Sample
 from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, Visitor
+from fragscope.serve.feeds import EngineFeed, EnginePoll, Visitor
+from fragscope.serve.gpu_feed import GpuFeed
 from fragscope.serve.poller import Poller, Watch
 from fragscope.settings import Settings, load
 from fragscope.sources.scrape import Access, Client
@@ -100,6 +101,34 @@ def test_the_tick_takes_last_and_peak_and_starts_a_new_peak(sysfs: Path, stop: t
     first, second = feed.take().readings[GPU], feed.take().readings[GPU]
     assert (first.used_bytes, first.peak_used_bytes) == (7 * 2**30, 90 * 2**30)
     assert second.peak_used_bytes == 7 * 2**30
+
+
+def test_the_running_feed_sees_a_peak_between_two_looks_and_a_card_that_comes_back(
+    sysfs: Path, stop: threading.Event
+) -> None:
+    feed = GpuFeed(sysfs, 500, Clock(), stop)
+    feed.start()
+    eventually(lambda: GPU in feed.take().readings)
+    used = sysfs / "devices" / "pci" / GPU / "mem_info_vram_used"
+    peaks: list[int | None] = []
+
+    def peak() -> bool:
+        peaks.append(feed.take().readings[GPU].peak_used_bytes)
+        return peaks[-1] == 90 * 2**30
+
+    used.write_text(str(90 * 2**30))
+    eventually(peak, 0.9)
+    used.write_text("not a number")
+    used.rename(used.with_name("hidden"))
+    used.with_name("hidden").rename(used)
+    used.write_text(str(91 * 2**30))
+    eventually(lambda: feed.take().readings[GPU].used_bytes == 91 * 2**30)
+
+
+def test_a_feed_slower_than_a_look_reads_at_its_own_pace(sysfs: Path, stop: threading.Event) -> None:
+    feed = GpuFeed(sysfs, 0.5, FakeClock(), stop)
+    assert feed.row() == 2.0
+    assert set(feed.take().readings) == {GPU}
 
 
 def test_cards_that_appear_and_vanish_are_followed(sysfs: Path, stop: threading.Event) -> None:

@@ -14,7 +14,8 @@ from fragscope.app import Core, build_core
 from fragscope.model import Cause, Fact, Gap, Part, Phase, Reason, Sample, Verdict
 from fragscope.serve.board import Board, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed
+from fragscope.serve.feeds import EngineFeed, EnginePoll
+from fragscope.serve.gpu_feed import GpuFeed
 from fragscope.serve.keeper import INCIDENTS
 from fragscope.serve.logfeed import LogFeed, LogIntake
 from fragscope.serve.poller import Poller

@@ -1,12 +1,13 @@
 """VRAM from a tree of files like /sys, and whose GPUs they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fragscope.model import Gap, Reason
-from fragscope.sources.gpu.assignment import assign, normal
-from fragscope.sources.gpu.sysfs import Card, enumerate_cards, read_gtt_used_bytes, read_used_bytes
+from fragscope.sources.gpu.assignment import Claimed, assign, normal
+from fragscope.sources.gpu.sysfs import Card, Glance, enumerate_cards, read_gtt_used_bytes, read_used_bytes
 
 TOTAL = 206141652992
 USED = 297771008
@@ -93,6 +94,25 @@ def test_a_card_that_vanished_is_absent(root: Path) -> None:
     assert gap.reason is Reason.ABSENT
 
 
+def test_a_glance_sees_what_a_read_sees_and_nothing_implausible(root: Path) -> None:
+    card = only(root)
+    glance = Glance(card)
+    used = Path(card.used_file)
+    assert glance.used_bytes() == USED
+    used.write_text(f"{USED + 5}\n")
+    assert glance.used_bytes() == USED + 5
+    for text in ("0", "", "N/A", "-1", str(2 * TOTAL)):
+        used.write_text(text)
+        assert glance.used_bytes() is None
+    used.unlink()
+    assert glance.used_bytes() is None
+    used.write_text(str(USED))
+    glance.close()
+    glance.close()
+    assert glance.used_bytes() is None
+    assert Glance(replace(card, used_file="/nowhere/mem_info_vram_used")).used_bytes() is None
+
+
 def test_an_apu_is_not_read(root: Path) -> None:
     add_card(root, 2, "0000:c6:00.0", device="0x74a0")
     found = enumerate_cards(root)
@@ -105,14 +125,14 @@ def test_a_machine_without_gpus_is_absent(tmp_path: Path) -> None:
 
 
 def test_the_only_card_belongs_to_the_engine(root: Path) -> None:
-    assigned = assign(enumerate_cards(root).cards, (), None)
+    assigned = assign(enumerate_cards(root).cards, Claimed())
     assert assigned.rule == "only_card"
     assert len(assigned.cards) == 1
 
 
 def test_one_of_two_cards_is_nobodys(root: Path) -> None:
     add_card(root, 2, "0000:c6:00.0")
-    assigned = assign(enumerate_cards(root).cards, (), None)
+    assigned = assign(enumerate_cards(root).cards, Claimed())
     assert assigned.cards == ()
     assert assigned.gap is not None
     assert assigned.gap.reason is Reason.UNASSIGNED
@@ -120,7 +140,7 @@ def test_one_of_two_cards_is_nobodys(root: Path) -> None:
 
 
 def test_a_card_beside_one_that_cannot_be_read_is_not_the_only_one(root: Path) -> None:
-    assigned = assign(enumerate_cards(root).cards, (), None, unreadable=1)
+    assigned = assign(enumerate_cards(root).cards, Claimed(), unreadable=1)
     assert assigned.gap is not None
     assert assigned.gap.reason is Reason.UNASSIGNED
 
@@ -128,20 +148,20 @@ def test_a_card_beside_one_that_cannot_be_read_is_not_the_only_one(root: Path) -
 @pytest.mark.parametrize("name", ["0000:c6:00.0", "C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"])
 def test_cards_are_configured_by_address_or_unique_id(root: Path, name: str) -> None:
     add_card(root, 2, "0000:c6:00.0")
-    assigned = assign(enumerate_cards(root).cards, (name,), None)
+    assigned = assign(enumerate_cards(root).cards, Claimed((name,)))
     assert [card.gpu for card in assigned.cards] == ["0000:c6:00.0"]
     assert assigned.rule == "configured"
 
 
 def test_a_configured_card_that_is_not_there_is_missing_evidence(root: Path) -> None:
-    assigned = assign(enumerate_cards(root).cards, ("0000:c1:00.0", "0000:ff:00.0"), None)
+    assigned = assign(enumerate_cards(root).cards, Claimed(("0000:c1:00.0", "0000:ff:00.0")))
     assert assigned.cards == ()
     assert assigned.gap is not None
     assert "0000:ff:00.0" in assigned.gap.detail
 
 
 def test_fewer_gpus_than_the_engine_spans_exonerate_nobody(root: Path) -> None:
-    assigned = assign(enumerate_cards(root).cards, (), 8)
+    assigned = assign(enumerate_cards(root).cards, Claimed(expected=8))
     assert assigned.cards == ()
     assert assigned.gap is not None
     assert "1 of the engine's 8 GPUs" in assigned.gap.detail

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from fragscope.model import Assessment, Gap, Verdict
 from fragscope.serve.feeds import SourceStatus
 from fragscope.serve.keeper import NOTHING_KEPT, Kept
+from fragscope.sources.gpu.crosscheck import Difference
+from fragscope.sources.gpu.device import Partition
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """Who a GPU is, and which rule says that it belongs to the target."""
+    """Who a GPU is, which rule says that it belongs to the target, its parts, and what other sources show."""
 
     gpu: str
     unique_id: str | None
     card: str
     render: str | None
     rule: str
+    partitions: tuple[Partition, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

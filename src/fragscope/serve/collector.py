@@ -158,9 +158,13 @@ def _sources(attribute: str) -> Render:
     return _targets(rows)
 
 
+_WHOLE_ROWS = 2
+
+
 def _source_failures(target: TargetView) -> Iterator[Sampled]:
-    for source in target.sources:
-        for reason in Reason:
+    for i, source in enumerate(target.sources):
+        # Ten series for the engine's page and the first GPU source; for the others only what has happened.
+        for reason in Reason if i < _WHOLE_ROWS else source.failures:
             yield {"source": source.source, "reason": str(reason)}, float(source.failures.get(reason, 0))
 
 
@@ -173,6 +177,21 @@ def _gpu_info(target: TargetView) -> Iterator[Sampled]:
             "render": gpu.render or "",
         }
         yield {**labels, "rule": gpu.rule}, 1.0
+
+
+def _partitions(attribute: str) -> Render:
+    def rows(target: TargetView) -> Iterator[Sampled]:
+        for gpu in target.gpus:
+            for part in gpu.partitions:
+                yield from _maybe(getattr(part, attribute), gpu=gpu.gpu, partition=str(part.number))
+
+    return _targets(rows)
+
+
+def _differences(target: TargetView) -> Iterator[Sampled]:
+    for gpu in target.gpus:
+        for found in gpu.differences:
+            yield {"gpu": gpu.gpu, "source": found.source}, float(found.difference_bytes)
 
 
 def _build(_: View) -> Iterator[Sampled]:
@@ -404,6 +423,29 @@ CATALOGUE: tuple[Family, ...] = (
         "1; who the GPU is, and which rule says that it belongs to the target.",
         ("gpu", "unique_id", "card", "render", "rule"),
         _targets(_gpu_info),
+    ),
+    Family(
+        "fragscope_gpu_partition_vram_size_bytes",
+        "gauge",
+        "VRAM of one partition, inside its GPU's and never added to it; absent where the GPU is whole or KFD's "
+        "topology cannot be read.",
+        ("gpu", "partition"),
+        _partitions("total_bytes"),
+    ),
+    Family(
+        "fragscope_gpu_partition_vram_used_bytes",
+        "gauge",
+        "VRAM in use of one partition; absent where the driver does not say.",
+        ("gpu", "partition"),
+        _partitions("used_bytes"),
+    ),
+    Family(
+        "fragscope_gpu_source_difference_bytes",
+        "gauge",
+        "VRAM in use by another source, beyond what the speaking one showed around that read; 0: they agree; "
+        "absent where nothing else is read.",
+        ("gpu", "source"),
+        _targets(_differences),
     ),
     Family(
         "fragscope_source_up",

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import structlog
 
-from fragscope.model import EngineReading, Fact, Gap, GpuReading, LogFact, Part, Reason
+from fragscope.model import EngineReading, Fact, Gap, LogFact, Part, Reason
 from fragscope.serve.clock import Clock
 from fragscope.sources.exposition import Parser
-from fragscope.sources.gpu import sysfs
 from fragscope.sources.scrape import Body, Client, Failure
 from fragscope.sources.vllm import read, wanted
 
@@ -25,8 +24,6 @@ _JITTER = 0.05
 _PATIENT_S = 60.0
 """No back-off this soon after a good reading: a death is judged at the second refused poll."""
 _BACKOFF_STEPS = 6.0
-_ENUMERATE_S = 10.0
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +75,17 @@ class Feed(threading.Thread):
         """Reads until stopped."""
         while not self._stopping.is_set():
             try:
-                delay_s = self.step()
+                delay_s = self.row()
             except Exception:
                 # A thread that ends in silence would look like a witness with nothing to say.
                 log.exception("reader failed", feed=self.name)
                 delay_s = _AFTER_BUG_S * self._clock.speed
             if self._clock.wait(self._stopping, delay_s):
                 return
+
+    def row(self) -> float:
+        """One step, or several in one go; returns the seconds to wait before the next."""
+        return self.step()
 
     def step(self) -> float:
         """Reads once; returns the seconds to wait before the next time."""
@@ -197,119 +198,3 @@ class EngineFeed(Feed):
         if self._failed_in_a_row == 0 or patient:
             return self._interval_s
         return self._interval_s * min(_BACKOFF_STEPS, 2.0 ** min(self._failed_in_a_row - 1, 8))
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSnapshot:
-    """What the GPU feed knows at a tick; `gaps` are cards that cannot even be enumerated, or the source's own."""
-
-    cards: tuple[sysfs.Card, ...] = ()
-    readings: Mapping[str, GpuReading] = field(default_factory=dict)
-    failed: Mapping[str, Gap] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
-
-
-@dataclass(slots=True)
-class _Watched:
-    """One card between two ticks."""
-
-    card: sysfs.Card
-    at: float
-    used_bytes: int
-    peak_bytes: int
-    gtt_bytes: int | None
-
-
-class GpuFeed(Feed):
-    """Samples every card's VRAM at high rate; a tick takes the last value and the peak since the tick before.
-
-    Once a second it looks around (cards that came or went, host memory, its own health); in between it
-    only glances at the one number, since after 50 ms asleep each line of code is paid for in cache misses.
-    """
-
-    def __init__(self, root: Path, sample_hz: float, clock: Clock, stop: threading.Event) -> None:
-        super().__init__("gpu-sysfs", clock, stop)
-        self._root = root
-        # In real time: sampling faster than this would cost CPU, whatever the speed of a demo's clock.
-        self._period_s = clock.speed / sample_hz
-        self._lock = threading.Lock()
-        self._watched: dict[str, _Watched] = {}
-        self._found = sysfs.Enumeration((), (Gap(Part.GPU, Reason.ABSENT, "not read yet"),))
-        self._failed: dict[str, Gap] = {}
-        self._enumerated_at: float | None = None
-        self._looked_at = float("-inf")
-        self.status = SourceStatus(sysfs.NAME)
-
-    def step(self) -> float:
-        """One read of every card."""
-        now = self._clock.now()
-        if now - self._looked_at >= _LOOK_S * self._clock.speed:
-            self._look_around(now)
-            return self._period_s
-        for watched in self._watched.values():
-            used = sysfs.glance_used_bytes(watched.card)
-            if used is not None:
-                watched.at = now
-                watched.used_bytes = used
-                # The tick may begin a new peak meanwhile: then this one is told twice, and none is lost.
-                watched.peak_bytes = max(watched.peak_bytes, used)
-        return self._period_s
-
-    def _look_around(self, now: float) -> None:
-        if self._enumerated_at is None or now - self._enumerated_at >= _ENUMERATE_S * self._clock.speed:
-            self._enumerate(now)
-        failed = {card.gpu: gap for card in self._found.cards if (gap := self._read(card, now)) is not None}
-        if any(gap.reason is Reason.ABSENT for gap in failed.values()):
-            self._enumerated_at = None
-        with self._lock:
-            self._failed = failed
-        self._looked_at = now
-        self._account(failed, now)
-
-    def take(self) -> GpuSnapshot:
-        """What is known now; starts a new peak."""
-        with self._lock:
-            readings = {gpu: _reading(gpu, watched) for gpu, watched in self._watched.items()}
-            for watched in self._watched.values():
-                watched.peak_bytes = watched.used_bytes
-            return GpuSnapshot(self._found.cards, readings, dict(self._failed), self._found.gaps)
-
-    def _enumerate(self, now: float) -> None:
-        found = sysfs.enumerate_cards(self._root)
-        self._enumerated_at = now
-        present = {card.gpu for card in found.cards}
-        with self._lock:
-            self._found = found
-            self._watched = {gpu: watched for gpu, watched in self._watched.items() if gpu in present}
-
-    def _read(self, card: sysfs.Card, at: float) -> Gap | None:
-        used = sysfs.read_used_bytes(card)
-        if isinstance(used, Gap):
-            return used
-        gtt = sysfs.read_gtt_used_bytes(card)
-        known = self._watched.get(card.gpu)
-        peak = used if known is None else max(known.peak_bytes, used)
-        with self._lock:
-            self._watched[card.gpu] = _Watched(card, at, used, peak, gtt)
-        return None
-
-    def _account(self, failed: Mapping[str, Gap], began: float) -> None:
-        """Once a look: a failure at the sampling rate would count twenty."""
-        duration_s = self._clock.now() - began
-        gaps = [*failed.values(), *(() if self._found.cards else self._found.gaps)]
-        if gaps:
-            self.status = self.status.failed(gaps[0].reason, duration_s)
-        else:
-            self.status = self.status.succeeded(began, duration_s)
-
-
-def _reading(gpu: str, watched: _Watched) -> GpuReading:
-    return GpuReading(
-        at=watched.at,
-        gpu=gpu,
-        total_bytes=watched.card.total_bytes,
-        used_bytes=watched.used_bytes,
-        peak_used_bytes=watched.peak_bytes,
-        gtt_used_bytes=watched.gtt_bytes,
-        source=sysfs.NAME,
-    )

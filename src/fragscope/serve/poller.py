@@ -9,15 +9,17 @@ import structlog
 
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import dump
-from fragscope.model import Assessment, Gap, GpuReading, LogFact, Part, Reason, Sample, Verdict
+from fragscope.model import Assessment, Evidence, Gap, GpuReading, LogFact, Part, Reason, Sample, Verdict
 from fragscope.serve.board import Board, GpuInfo, TargetView, View
 from fragscope.serve.clock import Clock
-from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, GpuSnapshot
+from fragscope.serve.feeds import EngineFeed, EnginePoll
 from fragscope.serve.flight import FlightRecorder
+from fragscope.serve.gpu_feed import GpuSnapshot
+from fragscope.serve.gpus import Taker, gpus_of, lasting, note
 from fragscope.serve.keeper import NOTHING_KEPT, Keeper, Kept
 from fragscope.serve.logfeed import LogFeed, LogIntake
-from fragscope.sources.gpu.assignment import Assigned, assign
-from fragscope.sources.gpu.sysfs import Card
+from fragscope.sources.gpu.assignment import NOTHING_CLAIMED, Claimed, Identity
+from fragscope.sources.gpu.crosscheck import Difference
 
 log = structlog.get_logger("fragscope")
 
@@ -65,13 +67,14 @@ class Watch:
     detector: Detector
     stale_after_s: float
     anew: Callable[[], Detector]
-    wanted_gpus: tuple[str, ...] = ()
-    expected_gpus: int | None = None
+    claimed: Claimed = NOTHING_CLAIMED
     log: LogFeed | None = None
     log_tap: LogTap | None = None
     assessment: Assessment | None = None
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
+    notes: tuple[Evidence, ...] = ()
+    differing: frozenset[tuple[str, str]] = frozenset()
     started_at: float | None = None
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
     said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Poller(threading.Thread):
     def __init__(
         self,
         watches: list[Watch],
-        gpu_feed: GpuFeed,
+        gpu_feed: Taker,
         board: Board,
         clock: Clock,
         stop: threading.Event,
@@ -144,8 +147,9 @@ class Poller(threading.Thread):
 
     def _tick_target(self, watch: Watch, now: float, snapshot: GpuSnapshot) -> None:
         oldest_at = now - watch.stale_after_s
-        assigned, gpus, gaps = gpus_of(snapshot, watch.wanted_gpus, watch.expected_gpus, oldest_at)
-        watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
+        assigned, gpus, gaps = gpus_of(snapshot, watch.name, watch.claimed, oldest_at)
+        watch.gpus = tuple(_info(card, assigned.rule, snapshot) for card in assigned.cards)
+        _note_differences(watch, lasting(snapshot.differences, gpus))
         polls: list[EnginePoll | None] = [*watch.feed.take()]
         started = [engine.started_at for poll in polls if poll is not None for engine in poll.engines]
         watch.started_at = next((at for at in reversed(started) if at is not None), watch.started_at)
@@ -164,7 +168,7 @@ class Poller(threading.Thread):
             gpus = tuple(replace(gpu, peak_used_bytes=None) for gpu in gpus)
 
     def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
-        watch.assessment = watch.detector.observe(sample)
+        watch.assessment = _noted(watch.detector.observe(sample), watch.notes)
         if self._memory is not None:
             self._memory.observe(sample, watch.assessment)
         watch.gaps = sample.gaps
@@ -222,7 +226,7 @@ class Poller(threading.Thread):
 
     def _view(self, watch: Watch) -> TargetView:
         log_sources = () if watch.log is None else (watch.log.status,)
-        sources = (watch.feed.status, self._gpu_feed.status, *log_sources)
+        sources = (watch.feed.status, *self._gpu_feed.statuses, *log_sources)
         return TargetView(
             watch.name,
             watch.url,
@@ -266,28 +270,30 @@ def _sample(
     return Sample(poll.at, target, poll.engines, gpus, log_facts=poll.facts, gaps=gaps)
 
 
-def gpus_of(
-    snapshot: GpuSnapshot, wanted: tuple[str, ...], expected: int | None, oldest_at: float
-) -> tuple[Assigned, tuple[GpuReading, ...], list[Gap]]:
-    """Which GPUs are a target's, their readings not older than `oldest_at`, or the gap in their place."""
-    unreadable = len(snapshot.gaps) if snapshot.cards else 0
-    assigned = assign(snapshot.cards, wanted, expected, unreadable)
-    return assigned, *_gpu_part(assigned, snapshot, oldest_at)
+def _noted(assessment: Assessment, notes: tuple[Evidence, ...]) -> Assessment:
+    """With what the sources disagree on beside the evidence that was weighed."""
+    if not notes:
+        return assessment
+    verdicts = tuple(replace(v, evidence=(*v.evidence, *notes)) for v in assessment.verdicts)
+    return replace(assessment, verdicts=verdicts)
 
 
-def _gpu_part(assigned: Assigned, snapshot: GpuSnapshot, oldest_at: float) -> tuple[tuple[GpuReading, ...], list[Gap]]:
-    """All of the target's GPUs, or a gap: a group is not exonerated by the ones that can be seen."""
-    if assigned.gap is not None:
-        return (), [snapshot.gaps[0] if not snapshot.cards and snapshot.gaps else assigned.gap]
-    gpus = []
-    for card in assigned.cards:
-        reading = snapshot.readings.get(card.gpu)
-        if reading is None or reading.at < oldest_at:
-            late = Gap(Part.GPU, Reason.STALE, f"{card.gpu} has not been read in time")
-            return (), [snapshot.failed.get(card.gpu, late)]
-        gpus.append(reading)
-    return tuple(gpus), []
+def _note_differences(watch: Watch, found: tuple[Difference, ...]) -> None:
+    """Keeps them for the verdict's evidence; the log tells each once."""
+    watch.notes = tuple(map(note, found))
+    for one, words in zip(found, watch.notes, strict=True):
+        if (one.gpu, one.source) not in watch.differing:
+            log.warning("GPU sources disagree", target=watch.name, bytes=one.difference_bytes, sentence=words.sentence)
+    watch.differing = frozenset((one.gpu, one.source) for one in found)
 
 
-def _info(card: Card, rule: str) -> GpuInfo:
-    return GpuInfo(card.gpu, card.unique_id, card.card, card.render, rule)
+def _info(card: Identity, rule: str, snapshot: GpuSnapshot) -> GpuInfo:
+    return GpuInfo(
+        card.gpu,
+        card.unique_id,
+        card.card,
+        card.render,
+        rule,
+        snapshot.partitions.get(card.gpu, ()),
+        tuple(d for d in snapshot.differences if d.gpu == card.gpu),
+    )

@@ -21,6 +21,7 @@ _MI300A = "0x74a0"
 """An APU: kernels before late 2025 can crash on a read of its VRAM attributes, so it is not read."""
 _CARD = re.compile(r"card[0-9]+")
 _USED_OVER_TOTAL = 1.05
+_READ = os.O_RDONLY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +140,43 @@ def read_used_bytes(card: Card) -> int | Gap:
     return used
 
 
-def glance_used_bytes(card: Card) -> int | None:
-    """VRAM in use now, by the shortest way; None where it is not plausible, which `read_used_bytes` can explain."""
-    try:
-        handle = os.open(card.used_file, os.O_RDONLY | os.O_CLOEXEC)
+class Glance:
+    """VRAM in use by the shortest way, for a loop that does nothing else twenty times a second.
+
+    After 50 ms asleep the walk along the path costs most of a read, so the card's folder is held by an O_PATH
+    handle: it keeps the way, opens nothing of the driver's, and therefore blocks nothing. The file itself is
+    opened anew each time.
+    """
+
+    __slots__ = ("_folder", "_limit", "_name")
+
+    def __init__(self, card: Card) -> None:
+        folder, _, self._name = card.used_file.rpartition("/")
+        self._limit = int(card.total_bytes * _USED_OVER_TOTAL)
         try:
-            used = int(os.read(handle, 64))
-        finally:
-            os.close(handle)
-    except (OSError, ValueError):
-        return None
-    return used if 0 < used <= card.total_bytes * _USED_OVER_TOTAL else None
+            self._folder: int | None = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            self._folder = None
+
+    def used_bytes(self) -> int | None:
+        """Bytes; None where they are not plausible, which `read_used_bytes` can explain."""
+        if self._folder is None:
+            return None
+        try:
+            handle = os.open(self._name, _READ, dir_fd=self._folder)
+            try:
+                used = int(os.read(handle, 64))
+            finally:
+                os.close(handle)
+        except (OSError, ValueError):
+            return None
+        return used if 0 < used <= self._limit else None
+
+    def close(self) -> None:
+        """Lets the folder go; may be called twice."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            os.close(folder)
 
 
 def read_gtt_used_bytes(card: Card) -> int | None:
@@ -168,7 +195,7 @@ def _text(path: Path) -> str | None:
 def _bytes(path: str) -> int | Gap:
     """A decimal number of bytes; opened anew each time, since a held file blocks a partition change."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, _READ)
         try:
             raw = os.read(handle, 64)
         finally:
