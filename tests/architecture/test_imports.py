@@ -10,7 +10,7 @@ import pytest
 from tests.paths import REPOSITORY
 
 SOURCE = REPOSITORY / "src" / "fragscope"
-PURE_RINGS = ("detect", "explain")
+PURE_RINGS = ("detect", "explain", "advise")
 ALLOWED_IN_PURE = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "inspect", "itertools", "math",
     "operator", "re", "types", "typing", "zlib",
@@ -22,6 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "model": (),
     "detect": ("model",),
     "explain": ("model",),
+    "advise": ("model",),
     "sources": ("model",),
     "recording": ("model",),
     "wire": ("model",),
