@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "model": (),
     "detect": ("model",),
     "explain": ("model",),
-    "advise": ("model",),
+    "advise": ("model", "detect.statistics"),
     "sources": ("model",),
     "recording": ("model",),
     "wire": ("model",),
