@@ -10,6 +10,7 @@ LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096,
     "torch_dtype": "bfloat16",
     "max_position_embeddings": 131072,
+    "vocab_size": 128256,
 }
 LLAMA_70B = LLAMA_8B | {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 8192}
 QWEN3_32B = LLAMA_8B | {"num_hidden_layers": 64, "num_attention_heads": 64, "hidden_size": 5120, "head_dim": 128}

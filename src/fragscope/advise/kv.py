@@ -48,6 +48,8 @@ class ModelShape:
     state_layers: int
     max_model_len: int | None
     quantization: Mapping[str, Any] | None
+    unquantized_bytes: float
+    """Embeddings and output layer, which quantization leaves alone; 0 where the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         state_layers=state,
         max_model_len=_first(inner, "max_position_embeddings", "n_positions", "max_seq_len"),
         quantization=_quantization(config, inner),
+        unquantized_bytes=_unquantized_bytes(config, inner),
     )
 
 
@@ -166,6 +169,13 @@ def _quantization(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mappin
             if isinstance(found, Mapping):
                 return found
     return None
+
+
+def _unquantized_bytes(config: Mapping[str, Any], inner: Mapping[str, Any]) -> float:
+    vocabulary = _first(inner, "vocab_size") or _first(config, "vocab_size") or 0
+    hidden = _first(inner, "hidden_size", "n_embd", "d_model") or 0
+    tied = inner.get("tie_word_embeddings", config.get("tie_word_embeddings")) is True
+    return float(vocabulary * hidden * _dtype_bytes(config, inner) * (1 if tied else 2))
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
