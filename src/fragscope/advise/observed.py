@@ -129,11 +129,11 @@ class HourPast:
 
 @dataclass(slots=True)
 class Series:
-    """Means of one quantity over stretches of ten minutes, for bounds that know that neighbours are alike."""
+    """Means of one quantity over minutes, for bounds that know that neighbours are alike."""
 
     rows: dict[int, list[float]] = field(default_factory=dict)
 
-    def add(self, at: float, value: float, width_s: float = _ROW_S) -> None:
+    def add(self, at: float, value: float, width_s: float = 60.0) -> None:
         """One more value."""
         row = self.rows.setdefault(int(at // width_s), [0.0, 0.0])
         row[0] += value
