@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from fragscope import __version__
+from fragscope.advise.live import LiveAdvisor
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import SnapshotError, load
 from fragscope.serve.board import Board, TargetView, View
@@ -132,6 +133,7 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         labels=target.labels,
         feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
         detector=detector_of(settings, target),
+        advisor=LiveAdvisor(settings.advice),
         stale_after_s=parameters.stale_after_s,
         anew=lambda: Detector(target.name, parameters),
         wanted_gpus=target.gpus,

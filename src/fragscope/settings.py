@@ -28,6 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from fragscope.advise.parameters import AdviceParameters
 from fragscope.detect.parameters import Parameters, Thresholds
 
 ENV_PREFIX = "FRAGSCOPE_"
@@ -159,6 +160,7 @@ class Settings(BaseSettings):
     stale_after_s: float = _common("stale_after_s")
     peak_window_s: float = _common("peak_window_s")
     thresholds: Thresholds = Field(default_factory=Thresholds, description="the other thresholds of the detector")
+    advice: AdviceParameters = Field(default_factory=AdviceParameters, description="when advice recommends a change")
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -364,6 +366,8 @@ def documented() -> Iterator[tuple[str, Any, str]]:
                 )
         elif name == "thresholds":
             yield from _parameters("thresholds", Thresholds())
+        elif name == "advice":
+            yield from _parameters("advice", AdviceParameters())
         else:
             yield name, info.get_default(call_default_factory=True), info.description or ""
 

@@ -28,8 +28,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "wire": ("model",),
     "replay": ("model", "detect", "explain", "recording", "sources.exposition", "sources.scrape", "sources.vllm"),
     "simulate": ("model",),
-    "serve": ("model", "detect", "explain", "recording", "sources", "wire", ""),
-    "settings": ("detect.parameters",),
+    "serve": ("model", "detect", "explain", "advise", "recording", "sources", "wire", ""),
+    "settings": ("detect.parameters", "advise.parameters"),
 }
 ANYTHING = {"app", "cli", "check", "demo", "record", "replaying", "report", "__main__", "__init__"}
 

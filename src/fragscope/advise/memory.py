@@ -14,7 +14,7 @@ from fragscope.advise.parameters import AdviceParameters
 from fragscope.detect.statistics import mann_kendall_z, theil_sen_slope
 
 _NEED_DEFAULT_RATIO = 0.01
-_NEED_MIN_BYTES = 64 * 2**20
+NEED_MIN_BYTES = 64 * 2**20
 """Smaller steps are noise, and with none seen 1 % of the card is assumed, as in the detector."""
 _TREND_MIN_ROWS = 6
 _TREND_MAX_ROWS = 150
@@ -100,7 +100,7 @@ def room_of(past: GpuPast, parameters: AdviceParameters) -> Room | None:
     share = past.free.quantile(0.01)
     if share is None or not past.total_bytes:
         return None
-    seen = past.transient_bytes >= _NEED_MIN_BYTES
+    seen = past.transient_bytes >= NEED_MIN_BYTES
     need = past.transient_bytes if seen else _NEED_DEFAULT_RATIO * past.total_bytes
     swing = (past.external_highest_bytes or 0.0) - (past.external_lowest_bytes or 0.0)
     return Room(

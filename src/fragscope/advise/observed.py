@@ -169,6 +169,8 @@ class EnginePast:
     queued_polls: int = 0
     queued_not_full_polls: int = 0
     restarts: int = 0
+    resized: int = 0
+    """How often gpu_memory_utilization changed."""
     started_at: float | None = None
     tokens: float | None = None
     hours: dict[int, HourPast] = field(default_factory=dict)
@@ -204,6 +206,8 @@ class EnginePast:
         self.model_name = reading.model_name or self.model_name
         self.version = reading.version or self.version
         if reading.cache_config is not None:
+            before = self.config.gpu_memory_utilization if self.config is not None else None
+            self.resized += before not in (None, reading.cache_config.gpu_memory_utilization)
             self.config = reading.cache_config
             if self.config.num_gpu_blocks:
                 self.pools.add(self.config.num_gpu_blocks)
@@ -344,13 +348,17 @@ class Observed:
     def observe(self, sample: Sample) -> None:
         """One sample of any target."""
         self.samples += 1
-        restarted = False
+        restarted = resized = False
         for reading in sample.engines:
             key = (sample.target, reading.engine)
             past = self.engines.setdefault(key, EnginePast(sample.target, reading.engine))
-            before = past.restarts
+            restarts, resizes = past.restarts, past.resized
             past.observe(reading, self._full_ratio)
-            restarted |= past.restarts > before
+            restarted |= past.restarts > restarts
+            resized |= past.resized > resizes
+        if resized:
+            # What was free under another ratio says nothing of this one.
+            self.gpus = {key: past for key, past in self.gpus.items() if key[0] != sample.target}
         if restarted:
             for gpu_past in self._gpus_of(sample.target):
                 gpu_past.restart()

@@ -43,3 +43,5 @@ class AdviceParameters:
             value = getattr(self, item.name)
             if not math.isfinite(value) or value <= 0:
                 raise ValueError(f"advice.{item.name} is {value}; it must be a number above 0")
+            if item.name.endswith("_ratio") and value > 1:
+                raise ValueError(f"advice.{item.name} is {value}; it is a ratio, at most 1")

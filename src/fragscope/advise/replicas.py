@@ -11,7 +11,8 @@ _POOL_RATIO = 0.01
 """Pools differ by a few blocks from boot to boot; more than this is another budget."""
 _SIZES = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency", "kv_cache_memory_bytes"})
 _SCRAPE_LABELS = frozenset(
-    {"job", "instance", "pod", "namespace", "container", "node", "endpoint", "service", "cluster", "__name__"}
+    {"job", "instance", "pod", "namespace", "container", "node", "endpoint", "service", "cluster", "replica", "region"}
+    | {"prometheus", "prometheus_replica", "__name__", "model_name"}
 )
 """What Prometheus adds to every series is no setting of the engine."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from fragscope.advise.live import EngineAdvice, LiveAdvisor
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import dump
 from fragscope.model import Assessment, Gap, GpuReading, Part, Reason, Sample, Verdict
@@ -64,7 +65,9 @@ class Watch:
     anew: Callable[[], Detector]
     wanted_gpus: tuple[str, ...] = ()
     expected_gpus: int | None = None
+    advisor: LiveAdvisor = field(default_factory=LiveAdvisor)
     assessment: Assessment | None = None
+    advice: tuple[EngineAdvice, ...] = ()
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
@@ -151,6 +154,7 @@ class Poller(threading.Thread):
 
     def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
         watch.assessment = watch.detector.observe(sample)
+        self._advise(watch, sample)
         if self._memory is not None:
             self._memory.observe(sample, watch.assessment)
         watch.gaps = sample.gaps
@@ -159,6 +163,16 @@ class Poller(threading.Thread):
         self._report_gaps(watch, sample, poll)
         for verdict in watch.assessment.verdicts:
             self._report_change(watch, verdict)
+
+    def _advise(self, watch: Watch, sample: Sample) -> None:
+        """Advice may fail without costing the verdict."""
+        watch.advice = ()
+        try:
+            watch.advice = watch.advisor.observe(sample, watch.assessment) if watch.assessment is not None else ()
+        except Exception:
+            if watch.named_lines.isdisjoint({"advice"}):
+                watch.named_lines.add("advice")
+                log.exception("no advice could be given", target=watch.name)
 
     def _report_change(self, watch: Watch, verdict: Verdict) -> None:
         told = (verdict.phase, verdict.cause, verdict.conditions)
@@ -215,6 +229,7 @@ class Poller(threading.Thread):
             watch.gpus,
             watch.gaps,
             watch.failures_total,
+            watch.advice,
         )
 
 
