@@ -31,7 +31,22 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "serve": ("model", "detect", "explain", "advise", "recording", "sources", "wire", ""),
     "settings": ("detect.parameters", "advise.parameters"),
 }
-ANYTHING = {"app", "cli", "check", "demo", "record", "replaying", "report", "__main__", "__init__"}
+ANYTHING = {
+    "advice_report",
+    "advise_options",
+    "advising",
+    "app",
+    "cli",
+    "check",
+    "demo",
+    "record",
+    "replaying",
+    "gathering",
+    "plotting",
+    "report",
+    "__main__",
+    "__init__",
+}
 
 # The only rooms in which a third-party library may be met.
 HOMES: dict[str, tuple[str, ...]] = {
@@ -44,7 +59,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("settings",),
     "pydantic_settings": ("settings",),
     "msgspec": ("recording", "wire"),
-    "rich": ("report", "check", "demo", "replaying"),
+    "matplotlib": ("plotting",),
+    "rich": ("advice_report", "advising", "report", "check", "demo", "replaying"),
 }
 
 

@@ -10,7 +10,6 @@ GIB = 2**30
 class Topic(StrEnum):
     """What the advice is about."""
 
-    KV_MEMORY = "kv_memory"
     BLOCK_SIZE = "block_size"
     MEMORY = "gpu_memory_utilization"
     SPLIT = "split"

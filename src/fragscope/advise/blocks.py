@@ -178,13 +178,14 @@ def _instead(geometry: Geometry) -> str:
 
 def _caveats(geometry: Geometry, rule: BackendRule, now: Waste, live: Live | None) -> tuple[str, ...]:
     said = []
-    if rule.note:
+    slow = bool(rule.fast) and geometry.block_size not in rule.fast and not geometry.hybrid
+    if rule.note and (slow or not rule.fast):
         said.append(f"{rule.backend}: {rule.note}")
     if not geometry.hybrid and not rule.accepts(geometry.block_size):
         said.append(
             f"{rule.backend} accepts {rule.words()}, not {geometry.block_size} ({rule.source}): is the name right?"
         )
-    elif rule.fast and geometry.block_size not in rule.fast and not geometry.hybrid:
+    elif slow:
         said.append(
             f"{rule.backend} is fast at {' and '.join(map(str, rule.fast))} only; --block-size 16 may be faster"
         )

@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
     LOWER = "lower"
     HIGHER = "higher"
-    SAME = "no difference that the data can tell"
+    SAME = "no clear difference"
     UNKNOWN = "not known"
 
 
@@ -71,8 +71,8 @@ def compare(a: Observed, b: Observed) -> Comparison:
     rows = [
         Row("block waste", "ratio", _waste(a), _waste(b)),
         Row("VRAM free at peaks", "bytes", _headroom(a), _headroom(b), Outcome.HIGHER),
-        Row("requests waiting", "requests", _waiting(a), _waiting(b)),
-        Row("preemptions per 1000 requests", "count", _preemptions(a), _preemptions(b)),
+        Row("requests waiting", "", _waiting(a), _waiting(b)),
+        Row("preemptions per 1000 requests", "", _preemptions(a), _preemptions(b)),
     ]
     first = (_first_tokens(a), _first_tokens(b))
     rows.append(Row("time to first token, mean", "s", _mean(first[0]), _mean(first[1])))
@@ -205,9 +205,9 @@ def _bucket(histogram: Histogram, share: float) -> tuple[float, float, float]:
 def _loads(a: Observed, b: Observed) -> list[Row]:
     rows = []
     for name, unit, of in (
-        ("requests per second", "1/s", _request_rate),
+        ("requests per second", "", _request_rate),
         ("prompt tokens, mean", "tokens", _prompt_mean),
-        ("KV usage, 95th percentile", "ratio", _usage_p95),
+        ("KV usage, p95", "ratio", _usage_p95),
     ):
         x, y = of(a), of(b)
         rows.append(Row(name, unit, _exactly(x), _exactly(y), None))

@@ -134,9 +134,8 @@ def advise(
 ) -> tuple[Advice, list[Option]]:
     """What FP8 would give, "up to"; a change only where the pool is what runs short."""
     if shape is None or card is None:
-        gap = tuple(
-            n for n, there in (("model_config", shape), ("weights_bytes, gpu_memory_bytes", card)) if there is None
-        )
+        gap: tuple[str, ...] = ("model_config",) if shape is None else ()
+        gap += ("weights_bytes", "gpu_memory_bytes") if card is None else ()
         words = "What FP8 would give needs the model's config.json, the size of the weights and of the card."
         return Advice(Topic.FP8, None, words, missing=gap), []
     rows = options(shape, card, cache_dtype, context_tokens)

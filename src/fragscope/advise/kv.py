@@ -104,6 +104,17 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
+def special_load(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of a model asks for more room outside the pool: images or sound, a mixture of experts."""
+    inner = _language_part(config)
+    said = []
+    if any(isinstance(config.get(name), Mapping) for name in ("vision_config", "audio_config", "visual")):
+        said.append("images or sound")
+    if _first(inner, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") is not None:
+        said.append("a mixture of experts")
+    return tuple(said)
+
+
 def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in _NESTED:
         inner = config.get(name)

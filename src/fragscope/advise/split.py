@@ -84,8 +84,10 @@ def advise(prompts: Steps | None, queue: Queue | None, hours: list[HourRow], par
         gap = "lengths" if prompts is None else "kv_usage"
         words = "Without prompt lengths, the pool's size and its usage nobody can say who waits behind whom."
         return Advice(Topic.SPLIT, None, words, missing=(gap,))
-    free = (1 - queue.usage_p95_ratio) * queue.pool_tokens
-    before = blocking(prompts, queue.pool_tokens, queue.usage_p95_ratio)
+    # Fuller than this the pool itself is short, and everything waits.
+    usage = min(queue.usage_p95_ratio, parameters.full_ratio)
+    free = (1 - usage) * queue.pool_tokens
+    before = blocking(prompts, queue.pool_tokens, usage)
     short = 1 - prompts.share_above(free / SHORT_PART).point
     numbers = {
         "blocking_ratio": before.point,
@@ -95,10 +97,10 @@ def advise(prompts: Steps | None, queue: Queue | None, hours: list[HourRow], par
         "short_ratio": short,
         "queued_not_full_ratio": queue.queued_not_full_ratio,
     }
+    bounds = f"{percent(before.low)} to {percent(before.high)}"
     facts = (
-        f"At a usage of {percent(queue.usage_p95_ratio)} (95th percentile) {free:,.0f} tokens are free, and "
-        f"{percent(before.point)} of the prompts ({percent(before.low)} to {percent(before.high)}) would block the "
-        "queue"
+        f"At a usage of {percent(usage)} (95th percentile: {percent(queue.usage_p95_ratio)}) {free:,.0f} tokens are "
+        f"free, and {percent(before.point)} of the prompts ({bounds}) would block the queue"
     )
     against = _against(before, short, queue, parameters)
     if against is not None:
