@@ -19,7 +19,9 @@ class AdviceParameters:
     waste_min_ratio: float = _threshold(0.03, "below this share of empty slots a block size is left alone")
     waste_gain_min_ratio: float = _threshold(0.02, "what a smaller block must give back, in shares of the used slots")
     prefill_tokens_per_s: float = _threshold(8000.0, "how fast prompts are taken in: it weighs prompts against answers")
-    decode_s_per_token: float = _threshold(0.030, "time per generated token, likewise; the result hardly depends on it")
+    decode_s_per_token: float = _threshold(
+        0.030, "time per generated token, likewise; both matter where prompts are long and answers short"
+    )
     history_min_s: float = _threshold(86400.0, "memory advice needs a day, one traffic peak included")
     horizon_s: float = _threshold(86400.0, "growth must fit for so long")
     margin_ratio: float = _threshold(0.01, "VRAM left alone besides everything known")

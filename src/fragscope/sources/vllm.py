@@ -42,7 +42,6 @@ _ENGINE = frozenset(
     }
 )
 _VLLM = "vllm:"
-_TYPED = frozenset(item.name for item in fields(CacheConfig)) | {"engine", "model_name", "pid"}
 _NOT_COMPLETIONS = (
     "lora_adapter",
     "tokenize",
@@ -296,6 +295,9 @@ def _cache_config(scan: _Scan, engine: str) -> CacheConfig | None:
         num_gpu_blocks_override=_integer(labels, "num_gpu_blocks_override"),
         flags=_flags(labels),
     )
+
+
+_TYPED = frozenset(item.name for item in fields(CacheConfig)) | {"engine", "model_name", "pid"}
 
 
 def _flags(labels: Mapping[str, str]) -> dict[str, str] | None:
