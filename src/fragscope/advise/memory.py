@@ -225,7 +225,10 @@ def _room_words(room: Room) -> str:
 
 def _unknown_words(room: Room | None) -> str:
     if room is None:
-        return "VRAM was not seen while the engine served, so its headroom is not known: give --target or a recording."
+        return (
+            "VRAM was not seen while an engine older than ten minutes served, so its headroom is not known: watch it "
+            "with --target or give a recording that holds GPUs."
+        )
     return "The engine does not show gpu_memory_utilization (cache_config_info), so there is nothing to move from."
 
 
