@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from fragscope.advise.live import EngineAdvice, LiveAdvisor
+from fragscope.advise.parameters import AdviceParameters
 from fragscope.detect.detector import Detector
 from fragscope.detect.parameters import Parameters
 from fragscope.model import (
@@ -11,6 +13,7 @@ from fragscope.model import (
     Fact,
     Gap,
     GpuReading,
+    Histogram,
     LogFact,
     Part,
     Reason,
@@ -38,6 +41,8 @@ class Story:
 
     def __post_init__(self) -> None:
         self.detector = Detector("vllm", self.parameters)
+        self.advisor = LiveAdvisor(AdviceParameters(history_min_s=600))
+        self.advice: tuple[EngineAdvice, ...] = ()
         self.at = START
         self.started_at: float | None = START - self.born_s_ago
         self.counters = dict.fromkeys(("ok", "4xx", "5xx", "rejected", "first", "finished", "errors", "preempted"), 0.0)
@@ -128,7 +133,9 @@ class Story:
             finished_total={"stop": c["finished"], "error": c["errors"], "abort": 0.0},
             http_total={"2xx": c["ok"], "4xx": c["4xx"], "5xx": c["5xx"]},
             admission_rejections_total=c["rejected"],
-            cache_config=CacheConfig(block_size=16, num_gpu_blocks=10_000),
+            prompt_tokens=Histogram(c["finished"], 300 * c["finished"], ((500.0, c["finished"]),)),
+            output_tokens=Histogram(c["finished"], 100 * c["finished"], ((100.0, c["finished"]),)),
+            cache_config=CacheConfig(block_size=16, num_gpu_blocks=10_000, gpu_memory_utilization=0.9),
             healthy=healthy,
             sleeping=sleeping,
             started_at=self.started_at,
@@ -139,7 +146,9 @@ class Story:
         gaps += () if self.with_log else (NO_LOG,)
         gaps += () if self.with_gpu else (Gap(Part.GPU, Reason.ABSENT),)
         facts, self.facts = tuple(self.facts), []
-        self.last = self.detector.observe(Sample(self.at, "vllm", engines, gpus, (), facts, gaps))
+        sample = Sample(self.at, "vllm", engines, gpus, (), facts, gaps)
+        self.last = self.detector.observe(sample)
+        self.advice = self.advisor.observe(sample, self.last)
         self.at += self.interval_s
 
 

@@ -21,7 +21,7 @@ from tests.sources.fake_proc import FakeProc
 from tests.sources.test_bad_input import GOOD, HTML
 from tests.sources.test_sysfs import TOTAL, USED, add_card
 
-COMMANDS = ("serve", "check", "replay", "explain", "record", "demo")
+COMMANDS = ("serve", "check", "replay", "explain", "advise", "record", "demo")
 RUN = (sys.executable, "-m", "fragscope")
 
 

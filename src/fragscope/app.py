@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from fragscope import __version__
+from fragscope.advise.live import LiveAdvisor
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import SnapshotError, load
 from fragscope.serve.board import Board, TargetView, View
@@ -157,6 +158,7 @@ def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Eve
         labels=target.labels,
         feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
         detector=detector,
+        advisor=LiveAdvisor(settings.advice),
         stale_after_s=parameters.stale_after_s,
         anew=lambda: Detector(target.name, parameters),
         claimed=Claimed(target.gpus, target.expected_gpus),

@@ -1,4 +1,4 @@
-"""The command line: serve, check, replay, explain, record, demo."""
+"""The command line: serve, check, replay, explain, advise, record, demo."""
 
 import argparse
 import logging
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fragscope import __version__
+from fragscope.advise_options import add_options
 from fragscope.detect.parameters import Parameters
 from fragscope.settings import ConfigError, Settings, Target, load
 from fragscope.settings_listing import origins
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     _check_parser(commands)
     _replay_parser(commands)
     _explain_parser(commands)
+    _advise_parser(commands)
     _record_parser(commands)
     _demo_parser(commands)
     return top
@@ -138,6 +140,22 @@ def _explain_parser(commands: Any) -> None:
         help="logs, recordings or incident files, plain or gzipped; - is standard input",
     )
     made.add_argument("--config", type=Path, metavar="FILE", help="TOML file with detector settings")
+    _format_option(made)
+
+
+def _advise_parser(commands: Any) -> None:
+    made = _command(
+        commands,
+        "advise",
+        "block size, gpu-memory-utilization, split, FP8: what would help here, and what would not",
+        "fragscope advise --recording incident.jsonl.gz --backend ROCM_ATTN --plot advice.svg",
+        _advise,
+    )
+    _live_options(made)
+    made.add_argument(
+        "--for", dest="seconds", type=_seconds, metavar="TIME", help="watch this long (default: two polls)"
+    )
+    add_options(made)
     _format_option(made)
 
 
@@ -301,6 +319,23 @@ def _explain(arguments: argparse.Namespace) -> int:
         return explain_files(arguments.files, parameters, console(), as_json=arguments.format == "json")
     except OSError as error:
         return _refuse(f"{error.filename or 'the log'} cannot be read: {error.strerror or error}")
+
+
+def _advise(arguments: argparse.Namespace) -> int:
+    from fragscope.advising import AdviseError, PlotError, advise  # noqa: PLC0415
+    from fragscope.report import console  # noqa: PLC0415
+
+    if arguments.compare and (arguments.recording or arguments.lengths or arguments.target or arguments.plot):
+        arguments.command.error(
+            "--compare takes two recordings and neither --recording, --lengths, --target nor --plot"
+        )
+    if arguments.recording and arguments.target:
+        arguments.command.error("give --recording or --target, not both")
+    _quiet()
+    try:
+        return advise(_settings(arguments), arguments, console())
+    except (AdviseError, PlotError) as error:
+        return _refuse(str(error))
 
 
 def _record(arguments: argparse.Namespace) -> int:

@@ -117,13 +117,21 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What vLLM says of its KV pool; `num_gpu_blocks` is the sum over the engines of one server."""
+    """What vLLM says of its KV pool; `num_gpu_blocks` is the sum over the engines of one server.
+
+    `flags` holds every other label that is set, as vLLM writes it.
+    """
 
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     gpu_memory_utilization: float | None = None
     cache_dtype: str | None = None
     kv_cache_size_tokens: int | None = None
+    effective_attention_block_size: int | None = None
+    kv_cache_max_concurrency: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    flags: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,7 @@ class EngineReading:
     admission_rejections_total: float | None = None
     prompt_tokens: Histogram | None = None
     output_tokens: Histogram | None = None
+    first_token_s: Histogram | None = None
     cache_config: CacheConfig | None = None
     sleeping: bool | None = None
     healthy: bool | None = None

@@ -29,6 +29,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from fragscope.advise.parameters import AdviceParameters
 from fragscope.detect.parameters import Parameters, Thresholds
 
 ENV_PREFIX = "FRAGSCOPE_"
@@ -195,6 +196,7 @@ class Settings(BaseSettings):
     stale_after_s: float = _common("stale_after_s")
     peak_window_s: float = _common("peak_window_s")
     thresholds: Thresholds = Field(default_factory=Thresholds, description="the other thresholds of the detector")
+    advice: AdviceParameters = Field(default_factory=AdviceParameters, description="when advice recommends a change")
 
     @field_validator("targets", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fragscope.advise.parameters import AdviceParameters
 from fragscope.detect.parameters import Thresholds
 from fragscope.settings import ENV_PREFIX, NESTED, Settings, Target, config_from, plain
 
@@ -74,6 +75,8 @@ def documented() -> Iterator[tuple[str, Any, str]]:
                 )
         elif name == "thresholds":
             yield from _parameters("thresholds", Thresholds())
+        elif name == "advice":
+            yield from _parameters("advice", AdviceParameters())
         else:
             yield name, info.get_default(call_default_factory=True), info.description or ""
 

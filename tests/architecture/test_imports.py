@@ -10,7 +10,7 @@ import pytest
 from tests.paths import REPOSITORY
 
 SOURCE = REPOSITORY / "src" / "fragscope"
-PURE_RINGS = ("arithmetic", "detect", "explain")
+PURE_RINGS = ("arithmetic", "detect", "explain", "advise")
 ALLOWED_IN_PURE = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "html", "inspect", "itertools", "json",
     "math", "operator", "re", "types", "typing", "zlib",
@@ -23,16 +23,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "arithmetic": ("model", "detect.parameters"),
     "detect": ("model", "arithmetic"),
     "explain": ("model", "arithmetic", "detect.parameters", "detect.words"),
+    "advise": ("model", "detect.statistics"),
     "sources": ("model",),
     "recording": ("model",),
     "wire": ("model",),
     "replay": ("model", "detect", "explain", "recording", "sources.exposition", "sources.scrape", "sources.vllm"),
     "simulate": ("model",),
-    "serve": ("model", "detect", "explain", "recording", "sources", "wire", ""),
-    "settings": ("detect.parameters",),
-    "settings_listing": ("settings", "detect.parameters"),
+    "serve": ("model", "detect", "explain", "advise", "recording", "sources", "wire", ""),
+    "settings": ("detect.parameters", "advise.parameters"),
+    "settings_listing": ("settings", "detect.parameters", "advise.parameters"),
 }
 ANYTHING = {
+    "advice_report",
+    "advise_options",
+    "advising",
     "app",
     "cli",
     "check",
@@ -41,6 +45,8 @@ ANYTHING = {
     "record",
     "replaying",
     "explaining",
+    "gathering",
+    "plotting",
     "report",
     "__main__",
     "__init__",
@@ -57,10 +63,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("settings",),
     "pydantic_settings": ("settings",),
     "msgspec": ("recording", "wire", "sources.query_api"),
-    "rich": ("report", "check", "demo", "replaying", "explaining"),
+    "rich": ("advice_report", "advising", "report", "check", "demo", "replaying", "explaining"),
     "amdsmi": ("sources.gpu.amdsmi",),
     "pyrsmi": ("sources.gpu.pyrsmi",),
     "pynvml": ("sources.gpu.nvml",),
+    "matplotlib": ("plotting",),
 }
 
 

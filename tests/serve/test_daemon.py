@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fragscope.advise.live import EngineAdvice, LiveAdvisor
 from fragscope.app import build_core
 from fragscope.detect.detector import Detector
 from fragscope.model import Assessment, EngineReading, Fact, Gap, Part, Phase, Reason, Sample
@@ -331,6 +332,23 @@ def test_a_detector_that_keeps_raising_is_counted_and_replaced(sysfs: Path, stop
         poller.tick()
     assert board.view.targets[0].detector_failures_total == 3
     assert board.view.targets[0].assessment is not None
+
+
+def test_advice_that_raises_costs_no_verdict(sysfs: Path, stop: threading.Event) -> None:
+    class BrokenAdvisor(LiveAdvisor):
+        def observe(self, _sample: Sample, _assessment: Assessment) -> tuple[EngineAdvice, ...]:
+            raise RuntimeError("a bug")
+
+    clock = FakeClock()
+    gpu_feed = GpuFeed(sysfs, 20, clock, stop)
+    gpu_feed.step()
+    feed = EngineFeed("vllm", FakeVisitor([good(1000)]), 5.0, clock, stop)
+    feed.step()
+    board = Board(View(0.0))
+    Poller([watch_of(feed, advisor=BrokenAdvisor())], gpu_feed, board, clock, stop, interval_s=5.0).tick()
+    target = board.view.targets[0]
+    assert target.assessment is not None
+    assert (target.advice, target.detector_failures_total) == ((), 0)
 
 
 def test_half_a_days_refusals_do_not_break_the_back_off(stop: threading.Event) -> None:

@@ -33,7 +33,7 @@ LABELS = {"namespace": "prod", "pod": "llama-0", "container": "vllm"}
 
 def view_of(story: Story) -> View:
     info = GpuInfo(GPU, "0123456789abcdef", "card1", "renderD128", "only_card")
-    target = TargetView("llama-70b", "http://127.0.0.1:8000", LABELS, story.last, SOURCES, (info,))
+    target = TargetView("llama-70b", "http://127.0.0.1:8000", LABELS, story.last, SOURCES, (info,), advice=story.advice)
     return View(story.at, (target,), (), 1)
 
 

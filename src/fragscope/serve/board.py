@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fragscope.advise.live import EngineAdvice
 from fragscope.model import Assessment, Gap, Verdict
 from fragscope.serve.feeds import SourceStatus
 from fragscope.serve.keeper import NOTHING_KEPT, Kept
@@ -35,6 +36,7 @@ class TargetView:
     gpus: tuple[GpuInfo, ...] = ()
     gaps: tuple[Gap, ...] = ()
     detector_failures_total: int = 0
+    advice: tuple[EngineAdvice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,16 @@ def _per_engine(attribute: str) -> Render:
     )
 
 
+def _advice(attribute: str) -> Render:
+    return _targets(
+        lambda target: (
+            row
+            for e in target.advice
+            for row in _maybe(getattr(e, attribute), engine=e.engine, model_name=e.model_name)
+        )
+    )
+
+
 def _log_odds(attribute: str) -> Render:
     return _measures(lambda m: _maybe(getattr(m.log_odds, attribute)) if m.log_odds is not None else ())
 
@@ -374,6 +384,43 @@ CATALOGUE: tuple[Family, ...] = (
         "Internal fragmentation: share 0..1 of used KV slots that hold no token; absent without work.",
         _E,
         _per_engine("block_waste_ratio"),
+    ),
+    Family(
+        "fragscope_advised_block_size_tokens",
+        "gauge",
+        "The --block-size that is worth it for the lengths served; 0: no change; absent before a request has finished.",
+        _E,
+        _advice("block_size_tokens"),
+    ),
+    Family(
+        "fragscope_advised_gpu_memory_utilization_change_ratio",
+        "gauge",
+        "By how much to move --gpu-memory-utilization, at most 0.03 up or down; 0: no change; absent until a day of "
+        "VRAM was seen, unless less is free than a step takes.",
+        _E,
+        _advice("utilization_change_ratio"),
+    ),
+    Family(
+        "fragscope_advised_split",
+        "gauge",
+        "1 while long and short prompts should not share one pool; 0: no change; absent without lengths or usage.",
+        _E,
+        _advice("split"),
+    ),
+    Family(
+        "fragscope_advised_rolling_restart",
+        "gauge",
+        "1 while growth or fragmentation leaves less than a day; 0: no change; absent while it is not known.",
+        _E,
+        _advice("rolling_restart"),
+    ),
+    Family(
+        "fragscope_head_of_line_blocking_ratio",
+        "gauge",
+        "Share 0..1 of prompts that would block the queue at the highest KV usage (95th percentile of a day); 0: none; "
+        "absent without lengths.",
+        _E,
+        _advice("blocking_ratio"),
     ),
     Family(
         "fragscope_memory_failures_total",

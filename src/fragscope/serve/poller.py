@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from fragscope.advise.live import EngineAdvice, LiveAdvisor
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import dump
 from fragscope.model import Assessment, Evidence, Gap, GpuReading, LogFact, Part, Reason, Sample, Verdict
@@ -70,7 +71,9 @@ class Watch:
     claimed: Claimed = NOTHING_CLAIMED
     log: LogFeed | None = None
     log_tap: LogTap | None = None
+    advisor: LiveAdvisor = field(default_factory=LiveAdvisor)
     assessment: Assessment | None = None
+    advice: tuple[EngineAdvice, ...] = ()
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
     notes: tuple[Evidence, ...] = ()
@@ -169,6 +172,7 @@ class Poller(threading.Thread):
 
     def _observe(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
         watch.assessment = _noted(watch.detector.observe(sample), watch.notes)
+        self._advise(watch, sample)
         if self._memory is not None:
             self._memory.observe(sample, watch.assessment)
         watch.gaps = sample.gaps
@@ -177,6 +181,16 @@ class Poller(threading.Thread):
         self._report_gaps(watch, sample, poll)
         for verdict in watch.assessment.verdicts:
             self._report_change(watch, verdict)
+
+    def _advise(self, watch: Watch, sample: Sample) -> None:
+        """Advice may fail without costing the verdict."""
+        watch.advice = ()
+        try:
+            watch.advice = watch.advisor.observe(sample, watch.assessment) if watch.assessment is not None else ()
+        except Exception:
+            if watch.named_lines.isdisjoint({"advice"}):
+                watch.named_lines.add("advice")
+                log.exception("no advice could be given", target=watch.name)
 
     def _report_change(self, watch: Watch, verdict: Verdict) -> None:
         told = (verdict.phase, verdict.cause, verdict.conditions)
@@ -236,6 +250,7 @@ class Poller(threading.Thread):
             watch.gpus,
             watch.gaps,
             watch.failures_total,
+            watch.advice,
         )
 
 

@@ -6,7 +6,7 @@ does not show is None; a NaN or an impossible ratio is None and counted as malfo
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fragscope.model import CacheConfig, EngineReading, Gap, Histogram, Part, Reason
 from fragscope.sources.exposition import Page, Row
@@ -24,6 +24,8 @@ _ENGINE = frozenset(
         "num_preemptions",
         "prompt_tokens",
         "generation_tokens",
+        "time_to_first_token_seconds_bucket",
+        "time_to_first_token_seconds_sum",
         "time_to_first_token_seconds_count",
         "request_success",
         "admission_rejections",
@@ -221,6 +223,7 @@ def _engine(scan: _Scan, name: str, at: float, version: str | None, server: _Ser
         admission_rejections_total=scan.total(name, "admission_rejections"),
         prompt_tokens=_histogram(scan, name, "request_prompt_tokens"),
         output_tokens=_histogram(scan, name, "request_generation_tokens"),
+        first_token_s=_histogram(scan, name, "time_to_first_token_seconds"),
         cache_config=_cache_config(scan, name),
         sleeping=_sleeping(scan, name),
         healthy=server.healthy,
@@ -290,7 +293,21 @@ def _cache_config(scan: _Scan, engine: str) -> CacheConfig | None:
         gpu_memory_utilization=_number(labels, "gpu_memory_utilization"),
         cache_dtype=_word(labels, "cache_dtype"),
         kv_cache_size_tokens=_integer(labels, "kv_cache_size_tokens"),
+        effective_attention_block_size=_integer(labels, "effective_attention_block_size"),
+        kv_cache_max_concurrency=_number(labels, "kv_cache_max_concurrency"),
+        kv_cache_memory_bytes=_integer(labels, "kv_cache_memory_bytes"),
+        num_gpu_blocks_override=_integer(labels, "num_gpu_blocks_override"),
+        flags=_flags(labels),
     )
+
+
+_TYPED = frozenset(item.name for item in fields(CacheConfig)) | {"engine", "model_name", "pid"}
+
+
+def _flags(labels: Mapping[str, str]) -> dict[str, str] | None:
+    """The labels that no field of CacheConfig holds, as far as they are set."""
+    rest = {name: word for name, word in labels.items() if name not in _TYPED and word not in ("", "None")}
+    return rest or None
 
 
 def _word(labels: Mapping[str, str], name: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Advice from what a server really serves. Pure: no clock, no files, no threads."""
