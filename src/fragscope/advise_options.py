@@ -12,7 +12,17 @@ def add_options(made: Any) -> None:
     """Adds them to the command's parser; targets and durations are the same as of other commands."""
     made.add_argument("--recording", action="append", metavar="FILE", help="look at a recording; may be repeated")
     made.add_argument("--lengths", metavar="FILE", help="CSV with prompt_tokens and output_tokens; - is standard input")
-    made.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two recordings: before and after a change")
+    made.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="before and after a change: two recordings, or with --prometheus two windows (14d/7d 7d/now)",
+    )
+    made.add_argument("--prometheus", metavar="URL", help="look at the history of a Prometheus")
+    made.add_argument("--query-range", default="7d", metavar="TIME", help="how far back (default: 7d)")
+    made.add_argument("--query-step", default="60s", metavar="TIME", help="between its samples (default: 60s)")
+    made.add_argument("--match", default="", metavar="SELECTOR", help="label selector for every query")
+    made.add_argument("--gpu-match", metavar="SELECTOR", help="another one for GPU series")
     made.add_argument("--model-config", type=Path, metavar="FILE", help="config.json of the model, or its folder")
     made.add_argument("--weights-bytes", type=_size, metavar="BYTES", help="weights of the whole model, e.g. 131.4GiB")
     made.add_argument("--gpu-memory-bytes", type=_size, metavar="BYTES", help="memory of one GPU, e.g. 192GiB")

@@ -1,6 +1,7 @@
 """`advise`: gathers what is to be seen, asks for advice, and prints it."""
 
 import argparse
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from fragscope.advise.lengths import LengthCounter, Lengths
 from fragscope.detect.parameters import Parameters
 from fragscope.gathering import Gathered
 from fragscope.plotting import PlotError, check_plot, draw
+from fragscope.remembering import HistoryError, MatchError, duration_s, remembered, window
 from fragscope.settings import Settings, Target
 from fragscope.sources.lengths import LengthsError, LengthsTally, read_lengths
+from fragscope.sources.prometheus import Span
 from fragscope.wire import decode
 
 _HYBRID_SIZES = (528, 544, 672, 784, 800, 1056)
@@ -44,11 +47,11 @@ def advise(settings: Settings, arguments: argparse.Namespace, out: Console) -> i
         check_plot(arguments.plot)
     as_json = arguments.format == "json"
     if arguments.compare:
-        _compare(settings, arguments.compare, out, as_json=as_json)
+        _compare(settings, arguments, out, as_json=as_json)
         return 0
     notes: list[str] = []
     question = _question(settings, arguments, notes)
-    if arguments.lengths is not None and not arguments.recording and not arguments.target:
+    if arguments.lengths is not None and not (arguments.recording or arguments.target or arguments.prometheus):
         answers, fleet = [lengths_answer(question, settings.advice)], None
     else:
         gathered = _gathered(settings, arguments)
@@ -73,10 +76,27 @@ def _answers(gathered: Gathered, question: Question, settings: Settings) -> list
 
 
 def _gathered(settings: Settings, arguments: argparse.Namespace) -> Gathered:
+    if arguments.prometheus is not None:
+        now = time.time()
+        return _remembered(settings, arguments, f"{arguments.query_range}/now", now)
     if not arguments.recording:
         # Two scrapes: the second falls due an interval after the first.
         return gathering.from_targets(settings, arguments.seconds or settings.interval_s)
     return _recorded(settings, arguments.recording)
+
+
+def _remembered(settings: Settings, arguments: argparse.Namespace, text: str, now: float) -> Gathered:
+    try:
+        start, end = window(text, now)
+        step_s = duration_s(arguments.query_step)
+        span = Span(start, end, step_s=step_s, match=arguments.match, gpu_match=arguments.gpu_match)
+        parameters_of, full_ratio = _parameters_of(settings), settings.advice.full_ratio
+        gathered = remembered(arguments.prometheus, span, parameters_of, full_ratio)
+    except (ValueError, HistoryError, MatchError) as error:
+        raise AdviseError(str(error)) from error
+    if not gathered.observed.engines:
+        raise AdviseError("; ".join(gathered.notes) or "no engine was found in this time")
+    return gathered
 
 
 def _recorded(settings: Settings, files: list[str]) -> Gathered:
@@ -94,8 +114,12 @@ def _parameters_of(settings: Settings) -> Callable[[str], Parameters]:
     return lambda target: settings.parameters(named.get(target, Target()))
 
 
-def _compare(settings: Settings, files: list[str], out: Console, *, as_json: bool) -> None:
-    a, b = (_recorded(settings, [file]) for file in files)
+def _compare(settings: Settings, arguments: argparse.Namespace, out: Console, *, as_json: bool) -> None:
+    if arguments.prometheus is not None:
+        now = time.time()
+        a, b = (_remembered(settings, arguments, text, now) for text in arguments.compare)
+    else:
+        a, b = (_recorded(settings, [file]) for file in arguments.compare)
     notes = [f"{side}: {note}" for side, gathered in (("A", a), ("B", b)) for note in gathered.notes]
     advice_report.show_comparison(out, compare(a.observed, b.observed), notes, as_json=as_json)
 

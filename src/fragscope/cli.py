@@ -326,11 +326,9 @@ def _advise(arguments: argparse.Namespace) -> int:
     from fragscope.report import console  # noqa: PLC0415
 
     if arguments.compare and (arguments.recording or arguments.lengths or arguments.target or arguments.plot):
-        arguments.command.error(
-            "--compare takes two recordings and neither --recording, --lengths, --target nor --plot"
-        )
-    if arguments.recording and arguments.target:
-        arguments.command.error("give --recording or --target, not both")
+        arguments.command.error("--compare takes two of a kind, and no --recording, --lengths, --target or --plot")
+    if sum(map(bool, (arguments.recording, arguments.target, arguments.prometheus))) > 1:
+        arguments.command.error("give one of --recording, --target and --prometheus")
     _quiet()
     try:
         return advise(_settings(arguments), arguments, console())
