@@ -208,7 +208,7 @@ def _fragmentation(rng: random.Random, run_s: float) -> Script:
 @scenario("another process takes the card's memory, bit by bit or at once")
 def _external_process(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.1, 0.6), utilization=rng.choice((0.85, 0.90, 0.92)), big_steps=True))
-    keepers = _keepers(rng, plan, rng.uniform(0.1, 0.3), longest_s=1800.0)
+    keepers = _keepers(rng, plan, rng.uniform(0.2, 0.5), longest_s=1800.0)
     at = _onset(rng, run_s, 0.1, 0.5)
     room = (1 - plan.build.utilization) * plan.build.total_bytes
     gone = at + rng.uniform(0.3, 0.6) * run_s
@@ -263,7 +263,7 @@ def _dead_engine(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.05, 0.6), utilization=_either(rng)))
     at = _onset(rng, run_s)
     zombie = Happening(What.ZOMBIE, at, at + rng.uniform(300, 2400))
-    return _one(replace(plan, keep_alive=True), zombie, hard=plan.build.utilization > 0.94)
+    return _one(plan, zombie, hard=plan.build.utilization > 0.94)
 
 
 @scenario("sleep mode: VRAM falls by most of the card and comes back")
