@@ -1,9 +1,9 @@
 """The allocator under the load that a real GPU's allocator was measured under, to compare the two.
 
 One weights tensor and one pool, together a fixed share of the card; then steps whose activations follow
-their token count (mostly a few hundred, one in ten 8 to 32 thousand, drifting longer) and are freed at
-the step's end; and, in most runs, irregular buffers that outlive the step. What the real runs did is in
-docs/simulator.md beside what this does.
+their token count (two thirds up to 256, one in ten above 4096 and drifting longer, as the recorded steps
+have it) and are freed at the step's end; and, in most runs, irregular buffers that outlive the step. What
+the real runs did is in docs/simulator.md beside what this does.
 """
 
 import random
@@ -92,11 +92,11 @@ def run(setting: Setting) -> Outcome:
 
 def _tokens(rng: random.Random, step: int) -> int:
     kind = rng.random()
-    if kind < 0.65:
+    if kind < 0.66:
         return 8 + int(rng.random() * 249)
-    if kind < 0.93:
+    if kind < 0.90:
         return 256 + int(rng.random() * 3840)
-    longest = min(32768, 8192 + step * 1.6)
+    longest = min(32768, 8192 + 1.25 * step)
     return 4096 + int(rng.random() * (longest - 4096))
 
 

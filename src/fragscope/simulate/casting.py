@@ -86,7 +86,8 @@ def _rate(rng: random.Random, build: Build, capacity: Capacity, trace: str, aske
     weights = build.model.weights_bytes // build.tensor_parallel
     pool_bytes = build.utilization * build.total_bytes - weights - 4 * GIB
     tokens = pool_bytes / (build.model.kv_bytes_per_token // build.tensor_parallel)
-    running = min(asked.usage * tokens / context, 0.6 * capacity.max_num_seqs)
+    held = context + capacity.block_size * (capacity.state_blocks + 0.5)
+    running = min(asked.usage * tokens / held, 0.35 * capacity.max_num_seqs)
     service_s = output * (1 + running / capacity.half_pace_seqs) / capacity.decode_pace + prompt / capacity.prefill_pace
     # Beyond a third of what prefill or decode can do, queues would form that nobody asked for.
     most = 0.35 * min(capacity.prefill_pace / prompt, capacity.decode_pace * capacity.half_pace_seqs / output)

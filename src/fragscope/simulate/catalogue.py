@@ -22,6 +22,9 @@ class Scenario:
     hours: float = 4.0
 
 
+_AMPLE_MOST = 0.94
+"""A utilisation above this leaves so little room that any death looks like want of memory."""
+
 SCENARIOS: dict[str, Scenario] = {}
 
 
@@ -172,6 +175,15 @@ def _bad_requests(rng: random.Random, run_s: float, plan: Plan) -> Script:
     return _one(plan, storm, conditions=conditions)
 
 
+@scenario("a defect answers 500 to some requests; the engine lives and memory is innocent")
+def _server_errors(rng: random.Random, run_s: float) -> Script:
+    plan = cast(rng, Cast(usage=rng.uniform(0.05, 0.6), utilization=_either(rng)))
+    at = _onset(rng, run_s)
+    until = min(run_s, at + rng.uniform(120, 2400))
+    defect = Happening(What.SERVER_ERRORS, at, until, plan.demand.per_s * rng.uniform(0.05, 0.8))
+    return _one(plan, defect, hard=plan.build.utilization > _AMPLE_MOST)
+
+
 @scenario("impatient clients hang up; vLLM counts them as served")
 def _hang_ups(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.1, 0.5), utilization=_either(rng)))
@@ -200,7 +212,7 @@ def _fragmentation(rng: random.Random, run_s: float) -> Script:
     plan = cast(
         rng, Cast(usage=rng.uniform(0.2, 0.7), utilization=rng.choice((0.90, 0.92, 0.93, 0.94)), big_steps=True)
     )
-    keepers = _keepers(rng, plan, rng.uniform(0.6, 0.9), longest_s=rng.uniform(600, 2400))
+    keepers = _keepers(rng, plan, rng.uniform(0.68, 0.94), longest_s=rng.uniform(600, 2400))
     quiet = Happening(What.KEEPERS, -FOREVER, _onset(rng, run_s, 0.05, 0.4), rng.uniform(0.2, 0.5))
     return _one(replace(plan, keepers=keepers), quiet, negative=False)
 
@@ -208,15 +220,17 @@ def _fragmentation(rng: random.Random, run_s: float) -> Script:
 @scenario("another process takes the card's memory, bit by bit or at once")
 def _external_process(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.1, 0.6), utilization=rng.choice((0.85, 0.90, 0.92)), big_steps=True))
-    keepers = _keepers(rng, plan, rng.uniform(0.2, 0.5), longest_s=1800.0)
-    at = _onset(rng, run_s, 0.1, 0.5)
+    keepers = _keepers(rng, plan, rng.uniform(0.25, 0.5), longest_s=1800.0)
+    at = _onset(rng, run_s, 0.1, 0.4)
     room = (1 - plan.build.utilization) * plan.build.total_bytes
     gone = at + rng.uniform(0.3, 0.6) * run_s
     if rng.random() < 0.5:
         tenant = Happening(What.TENANT, at, gone, amount=room / rng.uniform(600, 5400))
     else:
         tenant = Happening(What.TENANT_JUMP, at, gone, amount=room * rng.uniform(0.7, 2.0))
-    return _one(replace(plan, keepers=keepers), tenant, negative=False)
+    # Whether it hurts depends on what the engine asks for after the other has come.
+    quiet = Happening(What.KEEPERS, -FOREVER, at + rng.uniform(0, 0.2) * run_s, rng.uniform(0.1, 1.0))
+    return _one(replace(plan, keepers=keepers), tenant, quiet, negative=False)
 
 
 @scenario("one request wants a buffer like no other (prompt log-probabilities of a long prompt)")
@@ -263,7 +277,7 @@ def _dead_engine(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.05, 0.6), utilization=_either(rng)))
     at = _onset(rng, run_s)
     zombie = Happening(What.ZOMBIE, at, at + rng.uniform(300, 2400))
-    return _one(plan, zombie, hard=plan.build.utilization > 0.94)
+    return _one(plan, zombie, hard=plan.build.utilization > _AMPLE_MOST)
 
 
 @scenario("sleep mode: VRAM falls by most of the card and comes back")
