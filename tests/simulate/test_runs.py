@@ -196,3 +196,8 @@ def test_the_oom_line_reads_back_as_the_figures_it_was_made_of() -> None:
     fact = read_line(0.0, "vllm", line)
     assert fact is not None
     assert set(fact.facts) >= {"tried", "total", "free", "allocated", "reserved_unallocated"}
+
+
+def test_the_page_lists_every_scenario() -> None:
+    page = (REPOSITORY / "docs" / "simulator.md").read_text()
+    assert [name for name in SCENARIOS if f"`{name}`" not in page] == []

@@ -93,7 +93,7 @@ def _keepers(rng: random.Random, plan: Plan, share: float, longest_s: float) -> 
     shortest_s = longest_s / 40
     room = (1 - plan.build.utilization) * plan.build.total_bytes - plan.build.graph_bytes
     mean = (low + high) / 2 * (shortest_s + longest_s) / 2
-    return Keepers(share * room / mean, low, high, shortest_s, longest_s)
+    return Keepers(share * room / mean, low, high, shortest_s, longest_s, rng.uniform(2.0, 8.0))
 
 
 @scenario("more and longer contexts than the KV pool holds: waiting and preemptions, no failure")

@@ -60,6 +60,8 @@ class Keepers:
     high_bytes: int
     shortest_s: float
     longest_s: float
+    encoder_factor: float = 0.0
+    """What makes a buffer needs up to this many times its size for the moment, as an image encoder does."""
 
     def live_bytes(self) -> float:
         """What is live of them in the long run."""
@@ -132,12 +134,16 @@ class Worker:
         self._kept = []
 
     def step(self, at: float, chunk: int, seqs: int, keep: int, keepers: Keepers | None) -> None:
-        """The heaviest iteration of a stretch of time. Raises OutOfMemoryError."""
+        """The heaviest iteration of a stretch of time, and two of the others. Raises OutOfMemoryError."""
         while self._kept and self._kept[0][0] <= at:
             self.torch.free(heappop(self._kept)[2])
         if seqs or keep:
             tokens = min(self.build.max_num_batched_tokens, chunk + seqs)
             self._activations(tokens, seqs, at, keep, keepers)
+            if chunk and seqs:
+                # Between two prefills a batch only decodes, and the last piece of a prompt may have any size.
+                self._activations(seqs, seqs)
+                self._activations(seqs + int(self._rng.random() * chunk), seqs)
 
     def leak_torch(self, size: int) -> None:
         """Live tensors that nobody frees any more. Raises OutOfMemoryError."""
@@ -211,5 +217,11 @@ class Worker:
         for _ in range(count):
             size = keepers.low_bytes + int(self._rng.random() * (keepers.high_bytes - keepers.low_bytes))
             life_s = keepers.shortest_s + self._rng.random() * (keepers.longest_s - keepers.shortest_s)
-            block = self.torch.alloc(size)
+            work = int(size * keepers.encoder_factor * (0.5 + 0.5 * self._rng.random()))
+            working = self.torch.alloc(work) if work else None
+            try:
+                block = self.torch.alloc(size)
+            finally:
+                if working is not None:
+                    self.torch.free(working)
             heappush(self._kept, (at + life_s, block.number, block))
