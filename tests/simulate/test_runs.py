@@ -201,3 +201,21 @@ def test_the_oom_line_reads_back_as_the_figures_it_was_made_of() -> None:
 def test_the_page_lists_every_scenario() -> None:
     page = (REPOSITORY / "docs" / "simulator.md").read_text()
     assert [name for name in SCENARIOS if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "deaths", "first_tokens", "reserved_bytes"),
+    [
+        ("external-process", 2, [2398, 3562, 4710], 14275, 189163110400),
+        ("slow-leak", 1, [5619], 8318, 198321373184),
+    ],
+)
+def test_a_seed_gives_this_history_on_every_python(
+    name: str, seed: int, deaths: list[int], first_tokens: int, reserved_bytes: int
+) -> None:
+    """Whoever changes the simulator changes these figures: the evaluation must then be run again."""
+    run, labels = told(name, seed, 2.0)
+    last = [sample for sample in run if sample.engines][-1]
+    assert [round(label.at - BEGAN) for label in labels] == deaths
+    assert last.engines[0].first_tokens_total == first_tokens
+    assert last.allocators[0].reserved_bytes == reserved_bytes

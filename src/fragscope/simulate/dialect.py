@@ -1,6 +1,6 @@
 """How vLLM's releases name and count things on `/metrics`: which families a page has is a matter of release."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,6 @@ class Dialect:
     num_blocks: bool = True
     process_start: bool = True
     client_errors_are_5xx: bool = False
-    log_files: bool = True
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -34,15 +33,21 @@ DIALECTS = (
     Dialect("0.20.2", rejections=False, pool_tokens=False, client_errors_are_5xx=True),
     Dialect("0.22.0", rejections=False, pool_tokens=False, client_errors_are_5xx=True),
     Dialect("0.26.0", rejections=False),
+    Dialect("0.30.0", rejections=False),
     Dialect("0.32.0"),
     Dialect("0.33.0"),
 )  # fmt: skip
 """From the oldest with HTTP counters to the newest; the sampled releases stand for their neighbours."""
 
-MULTI_API_SERVER = Dialect("0.32.0", process_start=False)
-"""Several API servers, or data parallelism: nobody says when the process started."""
-
 
 def by_version(version: str) -> Dialect:
     """The dialect of a release listed above. Raises KeyError."""
     return {dialect.version: dialect for dialect in DIALECTS}[version]
+
+
+SEVERAL_ENGINES = (
+    by_version("0.14.1"),
+    replace(by_version("0.26.0"), process_start=False),
+    replace(by_version("0.32.0"), process_start=False),
+)
+"""Data parallelism brings as many API servers from 0.16 on: nobody says any more when the process started."""

@@ -13,7 +13,9 @@ from fragscope.simulate.traffic import Traffic
 from fragscope.simulate.truth import Truth
 from fragscope.simulate.worker import NoRoomToStartError, Worker
 
-_GROWING = (What.LEAK, What.DRIVER_LEAK, What.TENANT)
+_LEAKS = (What.LEAK, What.DRIVER_LEAK)
+_TENANT_MOST = 0.12
+"""Another process grows to this share of the card and no further."""
 _LOAD_STEPS = 20
 _DRIVER_WORDS = (
     "torch.AcceleratorError: HIP error: out of memory",
@@ -229,6 +231,7 @@ class Server:
 
     def step(self, at: float, seconds: float) -> None:
         """Everything between `at - seconds` and `at`."""
+        self._tenants_grow(seconds)
         if self.life is Life.UP and not self.sleeping:
             self._serve(at, seconds)
         elif self.life is Life.DYING:
@@ -297,19 +300,18 @@ class Server:
                 except OutOfMemoryError as oom:
                     raise Refused((engine, rank), oom) from oom
         for h in self.active:
-            if h.what in _GROWING:
-                self._grow(h, seconds)
+            if h.what in _LEAKS:
+                self._leak(h, self._lump(h, seconds))
 
-    def _grow(self, h: Happening, seconds: float) -> None:
-        """Growth comes in lumps: what is owed is taken once a lump's worth is due."""
+    def _lump(self, h: Happening, seconds: float) -> int:
+        """Growth comes in lumps: what is owed is taken once a lump's worth is due; 0 until then."""
         owed = self._owed.get(h, 0.0) + h.amount * seconds
         lump = int((24 + 100 * self._memory.random()) * MIB)
-        self._owed[h] = owed
-        if owed < lump:
-            return
-        self._owed[h] = owed - lump
-        if h.what is What.TENANT:
-            self.tenant_takes(h, lump)
+        self._owed[h] = owed - lump if owed >= lump else owed
+        return lump if owed >= lump else 0
+
+    def _leak(self, h: Happening, lump: int) -> None:
+        if not lump:
             return
         rank = (h.engine, h.rank)
         worker = self.workers[h.engine][h.rank]
@@ -322,6 +324,14 @@ class Server:
                 worker.leak_torch(lump // 8)
         except OutOfMemoryError as oom:
             raise Refused(rank, oom) from oom
+
+    def _tenants_grow(self, seconds: float) -> None:
+        """Whether the engine lives or not."""
+        for h in self.active:
+            if h.what is What.TENANT:
+                gpu = self._gpu((h.engine, h.rank))
+                if self._tenant_bytes[gpu] < _TENANT_MOST * self.devices[gpu].total_bytes:
+                    self.tenant_takes(h, self._lump(h, seconds))
 
     def tenant_takes(self, h: Happening, size: int) -> None:
         """Another process takes memory of a card, as much as there is."""
