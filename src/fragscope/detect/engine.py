@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from fragscope.detect.outcomes import Increments
 from fragscope.detect.parameters import Parameters
+from fragscope.detect.statistics import Highest
 from fragscope.model import EngineReading
 
 
@@ -107,6 +108,7 @@ class EngineWindow:
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self.polls: Recent[Poll] = Recent(parameters)
+        self.peak_usage = Highest(parameters.peak_window_s)
         self.reading: EngineReading | None = None
         self.last_full_at: float | None = None
         self.stalled_since: float | None = None
@@ -119,6 +121,8 @@ class EngineWindow:
         poll = self._poll(reading)
         self.reading = reading
         self.polls.add(poll)
+        if poll.usage_ratio is not None:
+            self.peak_usage.add(poll.at, poll.usage_ratio)
         self._count_busy(poll)
         self._follow_stall(poll)
         return poll
@@ -126,6 +130,7 @@ class EngineWindow:
     def restart(self) -> None:
         """Forgets the old process; its last reading stays, for whoever asks what it was."""
         self.polls.clear()
+        self.peak_usage.clear()
         self._busy.clear()
         self.last_full_at = None
         self.stalled_since = None

@@ -200,6 +200,7 @@ class TargetWindow:
         self.totals.clear()
         for engine in self.engines.values():
             engine.polls.clear()
+            engine.peak_usage.clear()
 
     def forget(self) -> None:
         """Forgets a target that has been gone for too long to speak of."""
