@@ -90,19 +90,25 @@ class Detector:
 
     def _listen(self, sample: Sample, at: float) -> None:
         spoke = {"gpu"} if sample.gpus else set()
-        spoke |= {"engine"} if sample.engines else set()
-        spoke |= {"allocator"} if sample.allocators else set()
-        spoke |= {"own_bytes"} if any(gpu.own_bytes is not None for gpu in sample.gpus) else set()
-        log_gap = any(gap.part is Part.LOG for gap in sample.gaps)
+        if sample.engines:
+            spoke.add("engine")
+        if sample.allocators:
+            spoke.add("allocator")
+        for gpu in sample.gpus:
+            if gpu.own_bytes is not None:
+                spoke.add("own_bytes")
+        log_gap = False
+        for gap in sample.gaps:
+            log_gap = log_gap or gap.part is Part.LOG
+            if gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED:
+                self._vram.clear()
+                self._presence.silence("gpu")
         if log_gap:
             self._log_since = None
             self._presence.silence("log")
         else:
             spoke.add("log")
             self._log_since = at if self._log_since is None else self._log_since
-        if any(gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED for gap in sample.gaps):
-            self._vram.clear()
-            self._presence.silence("gpu")
         self._presence.observe(at, spoke)
 
     def _span(self, at: float, died_at: float | None = None, last_good_at: float | None = None) -> Span:
@@ -236,7 +242,8 @@ class Detector:
         available = {kind: self._presence.has(kind, at) for kind in EVIDENCE}
         missing = tuple(kind for kind in EVIDENCE if not available[kind])
         present = self._window.engines
-        self._engine_lingering = {name: kept for name, kept in self._engine_lingering.items() if name in present}
+        for gone in [name for name in self._engine_lingering if name not in present]:
+            del self._engine_lingering[gone]
         verdicts = tuple(
             self._verdict(at, engine, self._findings(at, engine, shared, fresh=fresh), stand, missing)
             for engine in (self._window.engines.values() or (None,))
@@ -253,6 +260,8 @@ class Detector:
         awake = fresh or not self._window.dead
         own = engine_findings(engine, self._p, fresh=fresh) if awake else []
         found = shared + lingering.update(at, own)
+        if len(found) < 2:
+            return found
         return sorted(found, key=lambda finding: _STRENGTH[finding.condition])
 
     def _verdict(

@@ -29,7 +29,8 @@ class Presence:
         """`spoke`: the evidence kinds heard in this sample."""
         self._spacing.observe(at)
         self._fresh_s = self._spacing.fresh_s(self._p.stale_after_s)
-        self._spoke_at.update(dict.fromkeys(spoke, at))
+        for kind in spoke:
+            self._spoke_at[kind] = at
         if "engine" in spoke and self._others_present(at):
             self._polls += 1
 
@@ -53,7 +54,7 @@ class Presence:
         self._polls = 0
 
     def _others_present(self, at: float) -> bool:
-        return any(self.has(kind, at) for kind in ("gpu", "allocator", "log"))
+        return self.has("gpu", at) or self.has("log", at) or self.has("allocator", at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ class Exhaustion:
 
 def peak_of(reading: GpuReading) -> int:
     """The highest known use since the reading before."""
-    return max(reading.used_bytes, reading.peak_used_bytes or 0)
+    peak = reading.peak_used_bytes
+    return peak if peak is not None and peak > reading.used_bytes else reading.used_bytes
 
 
 class _Card:
@@ -152,7 +153,7 @@ class Vram:
 
     def headroom_now(self) -> Headroom | None:
         """The worst GPU of the last reading."""
-        return self._worst(card.last for card in self._cards.values())
+        return self._worst(self.readings())
 
     def headroom_before_death(self, since: float, until: float) -> Headroom | None:
         """The worst GPU between `since` and `until`, not counting what the death itself freed."""
@@ -176,8 +177,14 @@ class Vram:
         return self._worst(seen)
 
     def _worst(self, readings: Iterable[GpuReading]) -> Headroom | None:
-        rooms = [Headroom(g.gpu, g.total_bytes, g.total_bytes - peak_of(g), self.need_bytes(g)) for g in readings]
-        return min(rooms, key=lambda room: room.ratio, default=None)
+        worst, least = None, float("inf")
+        for reading in readings:
+            ratio = (reading.total_bytes - peak_of(reading)) / self.need_bytes(reading)
+            if ratio < least:
+                worst, least = reading, ratio
+        if worst is None:
+            return None
+        return Headroom(worst.gpu, worst.total_bytes, worst.total_bytes - peak_of(worst), self.need_bytes(worst))
 
     def growing(self) -> bool | None:
         """Whether the engine's memory climbs on any GPU; None while no ring is long enough."""
