@@ -5,7 +5,7 @@ and its public sources are in docs/detector.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.vram import Headroom
@@ -121,7 +121,8 @@ def _allocator(c: Circumstances, p: Parameters) -> list[Evidence]:
         f"{split / GIB:.2f} GiB were stranded in split segments and {free / GIB:.2f} GiB free, "
         f"where a step needs {need / GIB:.2f} GiB"
     )
-    return [*rows, _row("inactive_split", split, "bytes", w.split if stranded else w.no_split, sentence)]
+    row = _row("inactive_split", split, "bytes", w.split if stranded else w.no_split, sentence)
+    return [*rows, replace(row, cause=str(Cause.FRAGMENTATION)) if stranded else row]
 
 
 def _lost(c: Circumstances, p: Parameters) -> list[Evidence]:

@@ -72,5 +72,5 @@ def _cornering(held: Held) -> Forecast:
         f"the allocator on {held.gpu} ran into a full device {held.retries} times in the last minutes, "
         f"with {held.inactive_split_bytes / GIB:.2f} GiB stranded in split segments"
     )
-    evidence = Evidence("allocator_retries", held.retries, "", 0.0, str(Cause.FRAGMENTATION), sentence)
+    evidence = Evidence("allocator_ceiling", held.retries, "", 0.0, str(Cause.FRAGMENTATION), sentence)
     return Forecast("cornered", evidence)

@@ -176,7 +176,8 @@ def sentence_of(
     if episode is not None and stand.leading is episode:
         sure = min(99.0, 100 * episode.judgement.memory_probability)
         sentence = f"{sentence[:-1]} ({sure:.0f} % sure that it was memory)."
-    because = [row.sentence for row in evidence if _supports(row, cause, episode)][:3]
+    because = [row.sentence for row in evidence if row.cause == cause]
+    because = [*because, *(row.sentence for row in evidence if _supports(row, cause, episode))][:3]
     if because:
         sentence = f"{sentence} {_capital('; '.join(because))}."
     if episode is not None and episode.correction is not None and cause == episode.cause:
@@ -205,8 +206,6 @@ def remedy_of(cause: str, stand: Stand, episode: Episode | None) -> str:
 
 
 def _supports(row: Evidence, cause: str, episode: Episode | None) -> bool:
-    if row.cause == cause:
-        return True
     if episode is None or row.cause != "memory" or cause != episode.cause:
         return False
     return row.weight > 0 if episode.memory else row.weight < 0
