@@ -4,7 +4,7 @@ import pytest
 
 from fragscope.detect.parameters import Parameters, Weights
 from fragscope.model import Cause, Fact, Phase, Verdict
-from fragscope.recording import Tally, read_lines
+from fragscope.recording import LogLine, Tally, read_lines
 from fragscope.replay import Replayer, Timeline, replay
 from tests.paths import H200
 from tests.stories import CARD, GIB, Story
@@ -301,3 +301,22 @@ def test_the_new_weights_can_be_set() -> None:
     story.allocator["retries"] = 4
     story.serve(used=CARD - GIB // 2, running=12, ticks=3)
     assert signals(story.refuse(ticks=2))["allocator_retries"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("frag-default-0", Cause.FRAGMENTATION),
+        ("frag-default-1", Cause.FRAGMENTATION),
+        ("frag-expandable-0", Cause.VRAM_EXHAUSTED),
+        ("util95-0", Cause.VRAM_EXHAUSTED),
+    ],
+)
+def test_a_real_allocators_counters_say_without_a_log_what_its_message_says(name: str, cause: Cause) -> None:
+    told = Timeline()
+    lines = (line for line in read_lines(str(H200 / f"{name}.jsonl.gz"), Tally()) if not isinstance(line, LogLine))
+    for assessment in replay(lines, Replayer()):
+        list(told.observe(assessment))
+    ((final, _),) = told.finals()
+    assert final.phase is Phase.CONFIRMED
+    assert final.cause == cause

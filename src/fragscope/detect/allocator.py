@@ -130,6 +130,11 @@ class Allocators:
         self._workers.clear()
 
 
+def times(count: int) -> str:
+    """How often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def _rise(now: int, before: int) -> int:
     return now - before if now >= before else now
 

@@ -7,6 +7,7 @@ and its public sources are in docs/detector.md.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fragscope.detect.allocator import times
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.vram import Headroom
 from fragscope.detect.waterfall import UNSEEN, Inside
@@ -108,7 +109,7 @@ def _allocator(c: Circumstances, p: Parameters) -> list[Evidence]:
     if held is None:
         return []
     if held.retries > 0:
-        words = f"the allocator on {held.gpu} ran into a full device {held.retries} times in the last seconds"
+        words = f"the allocator on {held.gpu} ran into a full device {times(held.retries)} in the last seconds"
         rows = [_row("allocator_retries", held.retries, "", w.retries, words)]
     else:
         words = f"the allocator on {held.gpu} had not run into a full device in the last seconds"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fragscope.detect.allocator import Allocators, Held
+from fragscope.detect.allocator import Allocators, Held, times
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.vram import Exhaustion, Vram
 from fragscope.model import Cause, Evidence
@@ -69,7 +69,7 @@ def _growth(nearest: Exhaustion) -> Forecast:
 
 def _cornering(held: Held) -> Forecast:
     sentence = (
-        f"the allocator on {held.gpu} ran into a full device {held.retries} times in the last minutes, "
+        f"the allocator on {held.gpu} ran into a full device {times(held.retries)} in the last minutes, "
         f"with {held.inactive_split_bytes / GIB:.2f} GiB stranded in split segments"
     )
     evidence = Evidence("allocator_ceiling", held.retries, "", 0.0, str(Cause.FRAGMENTATION), sentence)

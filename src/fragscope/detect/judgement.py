@@ -87,14 +87,15 @@ def _others(c: Circumstances, facts: Mapping[str, float], p: Parameters) -> floa
 
 
 def _from_readings(held: Held, room: Headroom, p: Parameters, *, confirmed: bool) -> dict[Cause, float]:
-    """The arithmetic without a message: what was stranded, against what a step is known to need."""
+    """The arithmetic without a message: what was stranded, as a share of the card.
+
+    What a request wanted is not known: the largest step that was seen is several requests, so it bounds nothing.
+    """
     if confirmed and room.ratio >= p.headroom_back:
         return {Cause.TRANSIENT_PEAK: p.share_transient, Cause.VRAM_EXHAUSTED: 1 - p.share_transient}
     split = held.inactive_split_bytes
-    if split == 0:
+    if split < p.need_min_bytes:
         share = p.share_expandable if held.expandable else p.share_unknown
-    elif split + room.free_bytes < room.need_bytes:
-        share = p.share_unknown
     else:
         share = _fragmentation_share(split / room.total_bytes, p)
     return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}

@@ -176,7 +176,8 @@ def sentence_of(
     if episode is not None and stand.leading is episode:
         sure = min(99.0, 100 * episode.judgement.memory_probability)
         sentence = f"{sentence[:-1]} ({sure:.0f} % sure that it was memory)."
-    because = [row.sentence for row in evidence if row.cause == cause]
+    ahead = stand.watch.evidence if stand.watch is not None else None
+    because = [row.sentence for row in evidence if row.cause == cause and row is not ahead]
     because = [*because, *(row.sentence for row in evidence if _supports(row, cause, episode))][:3]
     if because:
         sentence = f"{sentence} {_capital('; '.join(because))}."

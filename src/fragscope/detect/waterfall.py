@@ -116,7 +116,7 @@ class Waterfall:
     def growth(self, until: float) -> Growth:
         """Growth as of `until`: the last minute against the baseline; others: the last reading."""
         rows = [row for row in self._rows if until - self._p.trend_bucket_s <= row.at <= until]
-        first, before = self._first.summary(), self._settled.summary()
+        first, before = self._first.summary(), self._settled.settled
         if not rows or first is None:
             return Growth()
         now = _summary(rows)
