@@ -322,7 +322,7 @@ def test_a_message_that_comes_twenty_seconds_late_corrects_the_cause_and_says_so
     assert verdict.cause == Cause.FRAGMENTATION
     assert verdict.episodes == 1
     (said,) = corrections(story)
-    assert said.startswith("corrected 20 s after it was first said: memory_undetermined (99 % sure")
+    assert said.startswith("corrected 20 s after it was first said: memory_undetermined (95 % sure")
     assert said.endswith("until the allocator's own words came in")
     assert "Corrected 20 s after" in verdict.sentence
 

@@ -43,7 +43,8 @@ def weigh(
     rows = _crash(circumstances, parameters) if circumstances.crashed else _alive(circumstances, told, parameters)
     rows += _log(circumstances, told, parameters)
     w = parameters.weights
-    score = min(w.clip_high, max(w.clip_low, w.prior + sum(row.weight for row in rows)))
+    rows.append(_row("prior", None, "", w.prior, "how often it is memory where nothing else is known"))
+    score = min(w.clip_high, max(w.clip_low, sum(row.weight for row in rows)))
     if told is not None and told.what is Fact.OOM:
         score = w.allocator_oom if "ooms" in told.facts else w.clip_high
     return score, tuple(sorted(rows, key=lambda row: -abs(row.weight)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fragscope.detect.allocator import Held
-from fragscope.detect.attribution import Circumstances, _fragmentation_share, memory_shares
+from fragscope.detect.attribution import MEMORY, Circumstances, _fragmentation_share, memory_shares
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.statistics import sigmoid
 from fragscope.detect.vram import Headroom
@@ -52,7 +52,8 @@ def judge(
     held = circumstances.inside.held
     looked = circumstances.headroom is not None or (held is not None and held.retries > 0)
     cause = likeliest if confirmed or looked else other
-    return Judgement(score, probabilities, cause, confirmed, evidence + _growth_rows(circumstances, parameters))
+    rows = (*evidence, *_earlier_row(earlier), *_growth_rows(circumstances, parameters))
+    return Judgement(score, probabilities, cause, confirmed, rows)
 
 
 def divide(c: Circumstances, told: LogFact | None, p: Parameters) -> dict[Cause, float]:
@@ -153,6 +154,13 @@ def _other_cause(circumstances: Circumstances, told: LogFact | None) -> Cause:
     if told is not None and told.what in _TOLD_CAUSES:
         return _TOLD_CAUSES[told.what]
     return Cause.ENGINE_FAULT if circumstances.seen_by_health else Cause.UNEXPLAINED
+
+
+def _earlier_row(earlier: float) -> tuple[Evidence, ...]:
+    if not earlier:
+        return ()
+    words = "memory failures of the last hours still count, the less the longer ago"
+    return (Evidence("earlier_failures", earlier, "nats", earlier, MEMORY, words),)
 
 
 def _growth_rows(c: Circumstances, p: Parameters) -> tuple[Evidence, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fragscope.detect.attribution import MEMORY
 from fragscope.detect.episodes import Correction, Docket, Episode
 from fragscope.detect.forecast import Forecast
 from fragscope.detect.parameters import Parameters
@@ -207,7 +208,7 @@ def remedy_of(cause: str, stand: Stand, episode: Episode | None) -> str:
 
 
 def _supports(row: Evidence, cause: str, episode: Episode | None) -> bool:
-    if episode is None or row.cause != "memory" or cause != episode.cause:
+    if episode is None or row.cause != MEMORY or row.signal == "prior" or cause != episode.cause:
         return False
     return row.weight > 0 if episode.memory else row.weight < 0
 
