@@ -21,6 +21,7 @@ class Held:
     """The allocators of one GPU together, at their last reading before a moment; bytes."""
 
     gpu: str
+    at: float
     allocated_bytes: int
     reserved_bytes: int
     inactive_split_bytes: int
@@ -114,6 +115,7 @@ class Allocators:
         since = at - window_s
         return Held(
             gpu=gpu,
+            at=min(w.last.at for w in workers),
             allocated_bytes=sum(w.last.allocated_bytes for w in workers),
             reserved_bytes=sum(w.last.reserved_bytes for w in workers),
             inactive_split_bytes=sum(w.last.inactive_split_bytes for w in workers),

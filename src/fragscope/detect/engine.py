@@ -159,7 +159,7 @@ class EngineWindow:
         )
 
     def _count_busy(self, poll: Poll) -> None:
-        if poll.usage_ratio is not None and poll.usage_ratio >= self._p.band_high_ratio:
+        if poll.usage_ratio is not None and self._was_full(poll.usage_ratio, poll.preemptions):
             self.last_full_at = poll.at
         if poll.running + poll.waiting <= 0:
             return
@@ -172,6 +172,10 @@ class EngineWindow:
         slot.preemptions += poll.preemptions
         while self._busy[0].last_at < poll.at - self._p.kv_window_s:
             self._busy.popleft()
+
+    def _was_full(self, usage_ratio: float, preemptions: float) -> bool:
+        """Full now, or nearly so and preempting since the poll before: the gauge oscillates between polls."""
+        return usage_ratio >= self._p.band_high_ratio or (preemptions > 0 and usage_ratio >= self._p.band_mid_ratio)
 
     def _follow_stall(self, poll: Poll) -> None:
         idle_queue = poll.running == 0 and poll.waiting > 0 and not poll.worked

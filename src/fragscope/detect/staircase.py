@@ -90,13 +90,79 @@ class Staircase:
         drops = sum(1 for rise in rises if rise < -p.trend_step_bytes)
         return len(steps) >= p.trend_min_steps and late >= p.trend_min_late_steps and drops <= p.trend_max_drops
 
-    def rise_bytes(self) -> float | None:
-        """How much higher the younger half lies than the older, by their medians; None for a short ring."""
-        values = [value for _, value in self._closed]
-        if len(values) < self._p.trend_min_buckets:
+    def rise_bytes(self) -> float:
+        """How much higher the younger half of the ring lies than the older, by their medians."""
+        return _rise([value for _, value in self._closed])
+
+
+class Level:
+    """One series by bucket, least and mean, to say how much it has risen; O(1) a reading."""
+
+    def __init__(self, parameters: Parameters, bucket_s: float) -> None:
+        self._bucket_s = bucket_s
+        self._fewest = parameters.trend_min_buckets
+        self._closed: deque[tuple[float, float]] = deque(maxlen=parameters.trend_buckets)
+        self._first_at: float | None = None
+        self._bucket = 0
+        self._least = self._sum = 0.0
+        self._count = 0
+
+    def add(self, at: float, value: float) -> None:
+        """Adds one reading."""
+        if self._first_at is None:
+            self._first_at = at
+        bucket = int((at - self._first_at) // self._bucket_s)
+        if bucket != self._bucket and self._count:
+            self._closed.append((self._least, self._sum / self._count))
+            self._sum, self._count = 0.0, 0
+        self._bucket = bucket
+        self._least = min(self._least, value) if self._count else value
+        self._sum += value
+        self._count += 1
+
+    def rise_bytes(self, *, mean: bool) -> float | None:
+        """How much higher the younger half lies than the older; None for a short ring."""
+        if len(self._closed) < self._fewest:
             return None
-        middle = len(values) // 2
-        return median(values[middle:]) - median(values[:middle])
+        return _rise([row[mean] for row in self._closed])
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._closed.clear()
+        self._first_at = None
+        self._sum, self._count = 0.0, 0
+
+
+class Kept:
+    """What the allocator could not give back if it were asked: live and stranded memory, and what is not its own.
+
+    The rest of a climb is cache, and no threat. Device and allocator are read at different times while the
+    cache breathes by gigabytes, so their difference is a mean, and only of readings close in time.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._held = [Level(parameters, parameters.trend_bucket_s), Level(parameters, parameters.trend_long_bucket_s)]
+        self._other = [Level(parameters, parameters.trend_bucket_s), Level(parameters, parameters.trend_long_bucket_s)]
+
+    def add(self, at: float, held_bytes: float, other_bytes: float | None) -> None:
+        """Adds one reading; `other_bytes` is None where device and allocator were read too far apart."""
+        for level in self._held:
+            level.add(at, held_bytes)
+        for level in self._other if other_bytes is not None else ():
+            level.add(at, other_bytes or 0.0)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        for level in (*self._held, *self._other):
+            level.clear()
+
+    def explains(self, number: int, rise_bytes: float) -> bool:
+        """Whether at least half of a rise of the minutes' ring (0) or the hours' (1) was kept; so where not known."""
+        held = self._held[number].rise_bytes(mean=False)
+        if held is None:
+            return True
+        other = self._other[number].rise_bytes(mean=True) or 0.0
+        return held + max(0.0, other) >= rise_bytes / 2
 
 
 class Climb:
@@ -106,7 +172,7 @@ class Climb:
         self.minutes = Staircase(parameters, parameters.trend_bucket_s)
         self.hours = Staircase(parameters, parameters.trend_long_bucket_s)
         self.slope_bytes_per_s: float | None = None
-        """The steepest climb of the two rings that no cache explains; None where none climbs."""
+        """The steepest climb of the two rings that is no cache; None where none climbs."""
 
     def add(self, at: float, used_bytes: float) -> list[Staircase]:
         """Adds one reading; returns the rings that have closed a bucket by it."""
@@ -123,14 +189,14 @@ class Climb:
         self.hours.clear()
         self.slope_bytes_per_s = None
 
-    def judge(self, ring: Staircase, cache: "Climb") -> bool:
-        """Judges a ring that has closed a bucket; `cache` is what the allocator would give back when asked.
-
-        True if it was costly.
-        """
+    def judge(self, ring: Staircase, kept: Kept) -> bool:
+        """Judges a ring that has closed a bucket, by what the allocator kept. True if it was costly."""
         costly = ring.judge()
-        pairs = ((self.minutes, cache.minutes), (self.hours, cache.hours))
-        slopes = [r.trend.slope_bytes_per_s for r, c in pairs if r.trend and r.trend.growing and not _is_cache(r, c)]
+        slopes = [
+            each.trend.slope_bytes_per_s
+            for number, each in enumerate((self.minutes, self.hours))
+            if each.trend is not None and each.trend.growing and kept.explains(number, each.rise_bytes())
+        ]
         self.slope_bytes_per_s = max(slopes, default=None)
         return costly
 
@@ -142,7 +208,6 @@ class Climb:
         return self.slope_bytes_per_s is not None
 
 
-def _is_cache(ring: Staircase, cache: Staircase) -> bool:
-    """Whether at least half of a climb is memory that the allocator would give back when asked."""
-    rise, cached = ring.rise_bytes(), cache.rise_bytes()
-    return rise is not None and cached is not None and cached >= rise / 2
+def _rise(values: list[float]) -> float:
+    middle = len(values) // 2
+    return median(values[middle:]) - median(values[:middle])

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from fragscope.detect.allocator import Allocators, Held
 from fragscope.detect.parameters import Parameters
-from fragscope.detect.staircase import Climb, Staircase
+from fragscope.detect.staircase import Climb, Kept, Staircase
 from fragscope.detect.statistics import Highest
 from fragscope.detect.waterfall import Growth, Waterfall
 from fragscope.model import GpuReading
+
+_TOGETHER_S = 1.0
+"""Readings of device and allocator that are further apart are not subtracted to judge a climb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,14 @@ class _Card:
         self.peak = Highest(parameters.peak_window_s)
         self.device = Climb(parameters)
         self.own = Climb(parameters)
-        self.cache = Climb(parameters)
+        self.kept = Kept(parameters)
         self.waterfall = Waterfall(parameters)
 
     def stop_climbing(self) -> None:
         """What climbed until now says nothing any more."""
-        for climb in (self.device, self.own, self.cache):
-            climb.clear()
+        self.device.clear()
+        self.own.clear()
+        self.kept.clear()
 
     def rebase(self) -> None:
         """Another process uses the memory now."""
@@ -105,7 +109,7 @@ class Vram:
         # A slope over all pairs costs more than the rest of a tick: at most one of them a tick.
         while self._pending:
             card, climb, ring = self._pending.popleft()
-            if climb.judge(ring, card.cache):
+            if climb.judge(ring, card.kept):
                 break
 
     def _meet(self, gpus: tuple[GpuReading, ...]) -> None:
@@ -132,9 +136,11 @@ class Vram:
         if gpu.own_bytes is not None:
             self._pending.extend((card, card.own, ring) for ring in card.own.add(gpu.at, gpu.own_bytes))
         if held is None:
-            card.cache.clear()
-        else:
-            card.cache.add(gpu.at, held.reserved_bytes - held.allocated_bytes - held.inactive_split_bytes)
+            card.kept.clear()
+            return
+        together = abs(gpu.at - held.at) <= _TOGETHER_S
+        kept = held.allocated_bytes + held.inactive_split_bytes
+        card.kept.add(gpu.at, kept, gpu.used_bytes - held.reserved_bytes if together else None)
 
     def rebase(self) -> None:
         """Forgets steps, climbs and growth: another process uses the memory now."""
