@@ -15,7 +15,7 @@ from fragscope.detect.testimony import HEARD, Span, Testimony
 from fragscope.model import MEMORY_CAUSES, Cause, Fact, LogFact
 
 _HISTORY_KEPT = 32
-_STARTS_BY_ITSELF = frozenset({Fact.REFUSAL, Fact.DRIVER_FAULT, Fact.HOST_OOM})
+_STARTS_BY_ITSELF = frozenset({Fact.REFUSAL, Fact.DRIVER_FAULT, Fact.HOST_OOM, Fact.SHUTDOWN})
 """While nothing answers these are failures of their own: a process that dies while loading was never polled."""
 
 
