@@ -6,7 +6,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from fragscope.detect.parameters import Parameters
@@ -95,7 +95,10 @@ def test_any_prefix_of_the_lines_tells_a_prefix_of_the_story(name: str, share: f
 @example(name="kv_exhausted", every_s=10.48, offset=0.967)
 @example(name="rolling_restart_log", every_s=15, offset=0.966)
 def test_polling_at_any_pace_and_offset_comes_out_as_labelled(name: str, every_s: float, offset: float) -> None:
-    timeline, _ = told(thinned(recording(name), every_s, offset * every_s))
+    lines = list(thinned(recording(name), every_s, offset * every_s))
+    # An engine that no poll met alive has no story: one recording's engine is gone after 14 s.
+    assume(any(isinstance(line, ExpositionLine) and line.text is not None for line in lines))
+    timeline, _ = told(lines)
     assert complaints(name, timeline) == []
 
 

@@ -136,7 +136,7 @@ class Docket:
 
     def newest_held(self) -> Episode | None:
         """The last memory episode; the hold is counted from it."""
-        return max(self._held(), key=lambda e: e.last_at, default=None)
+        return max(self._held(), key=lambda e: e.last_at, default=None) if self._kept else None
 
     def _held(self) -> list[Episode]:
         return [episode for episode in self._kept if not episode.ended and self._pages(episode)]
@@ -150,7 +150,7 @@ class Docket:
     def deserves_ticket(self, since: float) -> bool:
         """Whether an episode that is open, or not older than `since`, is likely enough for the lower point."""
         threshold = min(self._p.ticket_probability, self._p.suspected_probability)
-        return any(
+        return bool(self._kept) and any(
             (not episode.closed or episode.last_at >= since)
             and (episode.judgement.confirmed or episode.probability >= threshold)
             and episode.memory

@@ -124,8 +124,12 @@ def _totals(engines: tuple[EngineReading, ...]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for engine in engines:
         if engine.http_total is not None:
-            for name in ("2xx", "4xx", "5xx"):
-                totals[name] = engine.http_total.get(name, 0.0)
+            http = engine.http_total
+            totals["2xx"], totals["4xx"], totals["5xx"] = (
+                http.get("2xx", 0.0),
+                http.get("4xx", 0.0),
+                http.get("5xx", 0.0),
+            )
         if engine.admission_rejections_total is not None:
             totals["rejected"] = engine.admission_rejections_total
         if engine.finished_total is not None:
