@@ -1,9 +1,12 @@
 """What per-process VRAM and the allocator add: what they let the detector say, and what it still may not."""
 
+from dataclasses import replace
+
 import pytest
 
+from fragscope.detect.allocator import Allocators
 from fragscope.detect.parameters import Parameters, Weights
-from fragscope.model import Cause, Fact, Phase, Verdict
+from fragscope.model import AllocatorReading, Cause, Fact, Phase, Verdict
 from fragscope.recording import LogLine, Tally, read_lines
 from fragscope.replay import Replayer, Timeline, replay
 from tests.paths import H200
@@ -320,3 +323,29 @@ def test_a_real_allocators_counters_say_without_a_log_what_its_message_says(name
     ((final, _),) = told.finals()
     assert final.phase is Phase.CONFIRMED
     assert final.cause == cause
+
+
+def of(gpu: str, at: float, **more: int) -> AllocatorReading:
+    return AllocatorReading(at, gpu, 7, 100 * GIB, 110 * GIB, more.get("split", 0), more.get("retries", 0), 0)
+
+
+def test_of_several_cards_the_one_that_ran_out_speaks() -> None:
+    allocators = Allocators(Parameters())
+    allocators.observe("vllm", (of("c1", 0), of("c2", 0)), 0)
+    allocators.observe("vllm", (of("c1", 5), of("c2", 5, retries=2)), 5)
+    held = allocators.held("c1", 10, 15)
+    assert held is not None
+    assert (held.gpu, held.retries) == ("c2", 2)
+    later = allocators.held("c1", 15, 5)
+    assert later is not None
+    assert later.gpu == "c1", "nobody retried lately: the card with the least headroom"
+
+
+def test_silent_workers_are_forgotten_and_many_are_bounded() -> None:
+    allocators = Allocators(Parameters())
+    for second in range(0, 4000, 5):
+        fresh = replace(of("c1", second), pid=second)
+        allocators.observe("vllm", (fresh,), second)
+    assert len(allocators._workers) <= 64 + 1
+    allocators.observe("vllm", (), 10_000)
+    assert not allocators._workers

@@ -95,17 +95,17 @@ class Allocators:
             del self._workers[key]
 
     def held(self, gpu: str | None, at: float, window_s: float) -> Held | None:
-        """The allocators on `gpu` (where none is, or None: on the GPU with the most stranded) as of `at`.
+        """The allocators of one GPU as of `at`: the one with most retries in the last `window_s`, else `gpu`.
 
-        Retries are those of the last `window_s`. Workers that were first seen later belong to another process.
-        None without a fresh reading.
+        With tensor parallelism one card can be short while the others are not. Where neither says, the GPU
+        with the most stranded. Workers that were first seen later belong to another process. None without a
+        fresh reading.
         """
         if not self._workers:
             return None
         names = {worker.last.gpu for worker in self._workers.values()}
         found = [held for name in sorted(names) if (held := self._on(name, at, window_s)) is not None]
-        own = next((held for held in found if held.gpu == gpu), None)
-        return own or max(found, key=lambda held: held.inactive_split_bytes, default=None)
+        return max(found, key=lambda held: (held.retries, held.gpu == gpu, held.inactive_split_bytes), default=None)
 
     def _on(self, gpu: str, at: float, window_s: float) -> Held | None:
         workers = [w for w in self._workers.values() if w.last.gpu == gpu and w.first_at <= at]

@@ -43,18 +43,20 @@ class Recent(Generic[Row]):
 
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
+        self._keep_s = max(parameters.drain_window_s, parameters.peak_window_s)
         self._rows: deque[Row] = deque()
         self._window: deque[Row] = deque()
 
     def add(self, row: Row) -> None:
         """Adds the newest row and drops what no window reaches any more."""
-        self._rows.append(row)
-        keep_since = row.at - max(self._p.drain_window_s, self._p.peak_window_s)
-        while len(self._rows) > self._p.window_polls + 1 and self._rows[0].at < keep_since:
-            self._rows.popleft()
-        window, since = self._window, row.at - self._p.window_s
+        rows, window, fewest = self._rows, self._window, self._p.window_polls
+        rows.append(row)
+        since = row.at - self._keep_s
+        while len(rows) > fewest + 1 and rows[0].at < since:
+            rows.popleft()
         window.append(row)
-        while len(window) > self._p.window_polls and window[0].at < since:
+        since = row.at - self._p.window_s
+        while len(window) > fewest and window[0].at < since:
             window.popleft()
 
     def last(self) -> Row | None:

@@ -78,8 +78,9 @@ class Ledger:
         for name, value in page.items():
             before = last.get(name, value)
             # A row that is missing from one page lowers a sum, and its return would look like a burst.
-            now[name] = max(value, before)
+            now[name] = before
             if value > before:
+                now[name] = value
                 deltas[name] = value - before
                 self._sums[name] += value - before
         return self._increments(deltas, _in_flight(engines), page.keys())

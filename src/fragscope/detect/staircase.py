@@ -141,11 +141,13 @@ class Kept:
     """
 
     def __init__(self, parameters: Parameters) -> None:
+        self._any = False
         self._held = [Level(parameters, parameters.trend_bucket_s), Level(parameters, parameters.trend_long_bucket_s)]
         self._other = [Level(parameters, parameters.trend_bucket_s), Level(parameters, parameters.trend_long_bucket_s)]
 
     def add(self, at: float, held_bytes: float, other_bytes: float | None) -> None:
         """Adds one reading; `other_bytes` is None where device and allocator were read too far apart."""
+        self._any = True
         for level in self._held:
             level.add(at, held_bytes)
         for level in self._other if other_bytes is not None else ():
@@ -153,6 +155,9 @@ class Kept:
 
     def clear(self) -> None:
         """Forgets everything."""
+        if not self._any:
+            return
+        self._any = False
         for level in (*self._held, *self._other):
             level.clear()
 

@@ -221,7 +221,7 @@ class Vram:
 
     def readings(self) -> tuple[GpuReading, ...]:
         """The last reading of every GPU that is still there."""
-        return tuple(card.last for card in self._cards.values())
+        return tuple([card.last for card in self._cards.values()])
 
     def last_at(self) -> float | None:
         """When a GPU last spoke."""
