@@ -4,7 +4,7 @@ ARG BASE=docker.io/library/python:3.12-slim
 
 # hadolint ignore=DL3006
 FROM ${BASE} AS build
-# Extras to install, e.g. `amd` once a version has one; empty: none.
+# Extras to install, e.g. `amd` or `amd,nvidia`; empty: none.
 ARG EXTRAS=""
 # The whole context: .dockerignore lets through what a build needs and nothing else.
 COPY . /src

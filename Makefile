@@ -7,7 +7,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench soak docs shots clean
+.PHONY: demo test check bench soak docs evaluate-explain shots clean
 
 demo: $(VENV)/.installed  ## the daemon over a simulated vLLM and GPU that runs out of memory
 	$(BIN)/fragscope demo --scenario pseudo-oom
@@ -29,6 +29,9 @@ soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing
 docs: $(VENV)/.developing  ## rewrite the tables of docs/ from the code, and what deploy/kubernetes is made of
 	$(BIN)/python -m tools.write_docs
 	$(BIN)/python deploy/kubernetes/generate.py
+
+evaluate-explain: $(VENV)/.developing  ## the public out-of-memory reports through `explain`: a confusion table
+	$(BIN)/python -m tools.evaluate_explain --write
 
 shots: $(VENV)/.developing  ## draw docs/dashboard.png (needs prometheus, node, npm, chromium-headless-shell; nine minutes)
 	$(BIN)/python -m tools.shots.draw

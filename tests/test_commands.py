@@ -18,7 +18,7 @@ from tests.servers import answering, never_answering, page, serving
 from tests.sources.test_bad_input import GOOD, HTML
 from tests.sources.test_sysfs import add_card
 
-COMMANDS = ("serve", "check", "replay", "record", "demo")
+COMMANDS = ("serve", "check", "replay", "explain", "record", "demo")
 RUN = (sys.executable, "-m", "fragscope")
 
 

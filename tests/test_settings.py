@@ -81,6 +81,12 @@ def test_gpus_in_a_variable_are_json_or_words_with_commas(text: str, monkeypatch
     assert load().targets[0].gpus == ("0000:c1:00.0", "0000:c6:00.0")
 
 
+@pytest.mark.parametrize(("text", "log"), [("/var/log/pods/p_*/vllm", "/var/log/pods/p_*/vllm"), ("", None)])
+def test_a_log_is_a_whole_path_or_none(text: str, log: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGSCOPE_TARGETS__0__LOG", text)
+    assert load().targets[0].log == log
+
+
 def test_staleness_is_never_less_than_three_intervals() -> None:
     settings = load(flags={"interval_s": 20.0})
     assert settings.parameters(settings.targets[0]).stale_after_s == 60
@@ -99,6 +105,8 @@ def test_staleness_is_never_less_than_three_intervals() -> None:
         ("FRAGSCOPE_TARGETS__0__LABELS__NODE", "x", "only namespace, pod, container"),
         ("FRAGSCOPE_TARGETS__0__THRESHOLDS__HOLD", "1", "targets.0.thresholds"),
         ("FRAGSCOPE_TARGETS__0__EXPECTED_GPUS", "0", "targets.0.expected_gpus"),
+        ("FRAGSCOPE_TARGETS__0__LOG", "vllm.log", "targets.0.log is 'vllm.log': must begin with /"),
+        ("FRAGSCOPE_LOG_LOOKBACK_S", "0", "log_lookback_s is '0'"),
         ("FRAGSCOPE_TARGETS", "[]", "name at least one server"),
         ("FRAGSCOPE_TARGETS", '[{"name":"a"},{"name":"a"}]', "names a twice"),
         ("FRAGSCOPE_TARGETS", "{", "targets"),

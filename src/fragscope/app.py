@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -17,8 +18,10 @@ from fragscope.serve.feeds import EngineFeed, GpuFeed, Visitor
 from fragscope.serve.flight import FlightRecorder
 from fragscope.serve.http import Web, WebServer, application, listen, tick_limit_s
 from fragscope.serve.keeper import Keeper, Limits, read_state
-from fragscope.serve.poller import Memory, Poller, Tap, Watch
+from fragscope.serve.logfeed import LogFeed
+from fragscope.serve.poller import LogTap, Memory, Poller, Tap, Watch
 from fragscope.settings import Settings, Target
+from fragscope.sources.logs.follow import Follower
 from fragscope.sources.scrape import Access, Client
 
 log = structlog.get_logger("fragscope")
@@ -64,6 +67,7 @@ class Core:
     poller: Poller
     engine_feeds: tuple[EngineFeed, ...]
     gpu_feed: GpuFeed
+    log_feeds: tuple[LogFeed, ...]
     keeper: Keeper | None
     stop: threading.Event
 
@@ -72,15 +76,17 @@ class Core:
         if self.keeper is not None:
             self.keeper.start()
         self.gpu_feed.start()
-        for feed in self.engine_feeds:
+        for feed in (*self.log_feeds, *self.engine_feeds):
             feed.start()
         self.poller.start()
 
 
-def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None) -> Core:
+def build_core(
+    settings: Settings, clock: Clock, stop: threading.Event, tap: Tap | None = None, log_tap: LogTap | None = None
+) -> Core:
     """The feeds, detectors and the tick for these settings; nothing runs yet."""
     gpu_feed = GpuFeed(settings.sysfs_root, settings.gpu_sample_hz, clock, stop)
-    watches = [_watch(settings, target, clock, stop) for target in settings.targets]
+    watches = [_watch(settings, target, clock, stop, log_tap=log_tap) for target in settings.targets]
     waiting = tuple(TargetView(watch.name, watch.url, watch.labels) for watch in watches)
     board = Board(View(clock.now(), waiting))
     keeper = _keeper(settings, stop)
@@ -95,7 +101,8 @@ def build_core(settings: Settings, clock: Clock, stop: threading.Event, tap: Tap
         tap=tap,
         memory=Memory(keeper, FlightRecorder(settings.incident_history_s)) if keeper is not None else None,
     )
-    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, keeper, stop)
+    log_feeds = tuple(watch.log for watch in watches if watch.log is not None)
+    return Core(clock, board, poller, tuple(watch.feed for watch in watches), gpu_feed, log_feeds, keeper, stop)
 
 
 def _keeper(settings: Settings, stop: threading.Event) -> Keeper | None:
@@ -104,38 +111,49 @@ def _keeper(settings: Settings, stop: threading.Event) -> Keeper | None:
     return Keeper(settings.state_dir, Limits(settings.incidents_max_files, settings.incidents_max_bytes), stop)
 
 
-def detector_of(settings: Settings, target: Target) -> Detector:
-    """The target's detector as the last run left it, or a new one."""
+def detector_of(settings: Settings, target: Target) -> tuple[Detector, float | None]:
+    """The target's detector as the last run left it and how long ago that was, or a new one and None."""
     parameters = settings.parameters(target)
     found = read_state(settings.state_dir, target.name, settings.state_max_age_s) if settings.state_dir else None
     if found is None:
-        return Detector(target.name, parameters)
+        return Detector(target.name, parameters), None
     plain, age_s = found
     try:
         detector = load(plain, target.name, parameters)
     except SnapshotError as error:
         log.warning("state is not used", target=target.name, why=str(error))
-        return Detector(target.name, parameters)
+        return Detector(target.name, parameters), None
     if age_s > _PAUSE_S:
         detector.resume()
     log.info("state is used", target=target.name, age_s=round(age_s, 1))
-    return detector
+    return detector, age_s
 
 
-def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Event) -> Watch:
+def _watch(settings: Settings, target: Target, clock: Clock, stop: threading.Event, *, log_tap: LogTap | None) -> Watch:
     parameters = settings.parameters(target)
     client = Client(target.url, access(settings, target))
     visitor = Visitor(target.name, client, clock, target.planned_stop_file)
+    detector, age_s = detector_of(settings, target)
+    log_feed = None
+    if target.log is not None:
+        # What was heard before the restart is not heard twice.
+        lookback_s = settings.log_lookback_s if age_s is None else min(age_s, settings.log_lookback_s)
+        follower = Follower(target.log, time.time() - lookback_s)
+        log_feed = LogFeed(
+            target.name, follower, clock, stop, interval_s=settings.interval_s, keep_lines=log_tap is not None
+        )
     return Watch(
         name=target.name,
         url=target.url,
         labels=target.labels,
         feed=EngineFeed(target.name, visitor, settings.interval_s, clock, stop),
-        detector=detector_of(settings, target),
+        detector=detector,
         stale_after_s=parameters.stale_after_s,
         anew=lambda: Detector(target.name, parameters),
         wanted_gpus=target.gpus,
         expected_gpus=target.expected_gpus,
+        log=log_feed,
+        log_tap=log_tap,
     )
 
 

@@ -1,6 +1,8 @@
 """`check`: what each source sees or why not, and with time to look, a trend and a verdict."""
 
 import threading
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +11,13 @@ from rich.console import Console
 from fragscope import report
 from fragscope.app import access, build_core
 from fragscope.detect.detector import Detector
+from fragscope.explain.witness import LineReader
 from fragscope.model import Assessment, Outcome, Phase, Sample, Verdict
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll, GpuFeed, GpuSnapshot, Visitor
 from fragscope.serve.poller import gpus_of
 from fragscope.settings import Settings, Target
+from fragscope.sources.logs import follow as logs
 from fragscope.sources.scrape import Client
 from fragscope.wire import encode, verdict_object
 
@@ -44,7 +48,33 @@ def look(settings: Settings) -> list[Seen]:
         visitor = Visitor(target.name, Client(target.url, access(settings, target)), clock, None)
         found.append(_engine(target, visitor.poll()))
         found.append(_gpus(target, snapshot))
+        if target.log is not None:
+            found.append(_log(settings, target, target.log))
     return found
+
+
+def _log(settings: Settings, target: Target, where: str) -> Seen:
+    source = f"log {where}"
+    follower = logs.Follower(where, time.time() - settings.log_lookback_s)
+    looks: list[logs.Look] = []
+    reader = threading.Thread(target=lambda: looks.append(follower.look()), daemon=True)
+    reader.start()
+    reader.join(settings.total_timeout_s)
+    if not looks:
+        return Seen(target.name, source, ok=False, words="stale: it has not been read in time")
+    follower.close()
+    if looks[0].gap is not None:
+        return Seen(target.name, source, ok=False, words=f"{looks[0].gap.reason}: {looks[0].gap.detail}")
+    lines = [line for stretch in looks[0].stretches for line in stretch.lines]
+    lately = f"in the last {settings.log_lookback_s:.0f} s"
+    if not lines:
+        return Seen(target.name, source, ok=True, words=f"follows {looks[0].following}; no line {lately}")
+    reading = LineReader(target.name)
+    facts = [fact for line in lines for fact in reading.feed(line.wall or 0.0, line.text)]
+    said = Counter(fact.what for fact in (*facts, *reading.flush()))
+    told = ", ".join(f"{count} x {what}" for what, count in said.items()) or "nothing about a failure"
+    words = f"follows {looks[0].following} ({lines[-1].form}); {len(lines)} lines {lately}, which say {told}"
+    return Seen(target.name, source, ok=True, words=words)
 
 
 def _engine(target: Target, poll: EnginePoll) -> Seen:
@@ -94,13 +124,14 @@ class Follower:
 
     def tap(self, sample: Sample, poll: EnginePoll | None) -> None:
         """Takes one sample."""
-        if poll is None:
+        if poll is None and not sample.log_facts:
             return
         trend = self.trends[sample.target]
         trend.last = self._detectors[sample.target].observe(sample)
         phases = {verdict.phase for verdict in trend.last.verdicts}
         trend.alarmed |= bool(phases & {Phase.SUSPECTED, Phase.CONFIRMED})
-        trend.rows.append(_row(sample, trend))
+        if poll is not None:
+            trend.rows.append(_row(sample, trend))
 
 
 def _row(sample: Sample, trend: Trend) -> dict[str, Any]:

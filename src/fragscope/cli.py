@@ -1,4 +1,4 @@
-"""The command line: serve, check, replay, record, demo."""
+"""The command line: serve, check, replay, explain, record, demo."""
 
 import argparse
 import logging
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     _serve_parser(commands)
     _check_parser(commands)
     _replay_parser(commands)
+    _explain_parser(commands)
     _record_parser(commands)
     _demo_parser(commands)
     return top
@@ -118,6 +119,24 @@ def _replay_parser(commands: Any) -> None:
     made.add_argument("files", nargs="+", metavar="FILE", help="recordings, plain or gzipped; - is standard input")
     made.add_argument("--config", type=Path, metavar="FILE", help="TOML file with detector settings")
     made.add_argument("--labels", action="store_true", help="score against the recording's label lines")
+    _format_option(made)
+
+
+def _explain_parser(commands: Any) -> None:
+    made = _command(
+        commands,
+        "explain",
+        "post-mortem of logs: each failure, its arithmetic, cause, how sure, remedy",
+        "kubectl logs --previous vllm-0 | fragscope explain -",
+        _explain,
+    )
+    made.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="logs, recordings or incident files, plain or gzipped; - is standard input",
+    )
+    made.add_argument("--config", type=Path, metavar="FILE", help="TOML file with detector settings")
     _format_option(made)
 
 
@@ -270,6 +289,17 @@ def _replay(arguments: argparse.Namespace) -> int:
         return replay_files(arguments.files, parameters_of, console(), as_json=as_json, scored=arguments.labels)
     except OSError as error:
         return _refuse(f"{error.filename or 'the recording'} cannot be read: {error.strerror or error}")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from fragscope.explaining import explain_files  # noqa: PLC0415
+    from fragscope.report import console  # noqa: PLC0415
+
+    parameters = load(arguments.config).parameters(Target())
+    try:
+        return explain_files(arguments.files, parameters, console(), as_json=arguments.format == "json")
+    except OSError as error:
+        return _refuse(f"{error.filename or 'the log'} cannot be read: {error.strerror or error}")
 
 
 def _record(arguments: argparse.Namespace) -> int:

@@ -204,6 +204,7 @@ class Fact(StrEnum):
     ENGINE_DEATH = "engine_death"
     PLANNED_STOP = "planned_stop"
     REFUSAL = "refusal"
+    """The engine refused to start: what it was given does not fit."""
     DRIVER_FAULT = "driver_fault"
     HOST_OOM = "host_oom"
     REQUEST_TOO_LONG = "request_too_long"

@@ -9,9 +9,10 @@ from typing import IO, cast
 
 from fragscope.app import Core, build_core, hold_signals, wait_for_signal
 from fragscope.model import Gap, GpuReading, Part, Reason, Sample
-from fragscope.recording import STDIN, Device, ExpositionLine, GpuLine, encode_line, encode_sample
+from fragscope.recording import STDIN, Device, ExpositionLine, GpuLine, LogLine, encode_line, encode_sample
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EnginePoll
+from fragscope.serve.logfeed import LogIntake
 from fragscope.settings import Settings
 
 _LOOK_S = 0.2
@@ -25,19 +26,32 @@ class Writer:
         self._stream = stream
         self._raw = raw
         self.samples = 0
+        self._opened: set[str] = set()
         self.error: OSError | None = None
 
     def tap(self, sample: Sample, poll: EnginePoll | None) -> None:
         """Takes one sample, and the poll it was made of."""
+        if self._write(raw_lines(sample, poll) if self._raw else [encode_sample(sample)]):
+            self.samples += 1
+
+    def tap_log(self, target: str, intake: LogIntake) -> None:
+        """Takes the lines of a target's log; an empty one, once, says that the log is there though it is silent."""
+        lines = [encode_line(LogLine(at, line, target)) for at, line in intake.lines]
+        if not lines and intake.gap is None and target not in self._opened:
+            lines = [encode_line(LogLine(time.time(), "", target))]
+        if lines:
+            self._opened.add(target)
+            self._write(lines)
+
+    def _write(self, lines: list[bytes]) -> bool:
         if self.error is not None:
-            return
-        lines = raw_lines(sample, poll) if self._raw else [encode_sample(sample)]
+            return False
         try:
             self._stream.write(b"".join(line + b"\n" for line in lines))
             self._stream.flush()
-            self.samples += 1
         except OSError as error:
             self.error = error
+        return self.error is None
 
 
 def raw_lines(sample: Sample, poll: EnginePoll | None) -> list[bytes]:
@@ -71,7 +85,7 @@ def record(settings: Settings, out: str, seconds: float | None, *, raw: bool) ->
     stop = threading.Event()
     with _open(out) as stream:
         writer = Writer(stream, raw=raw)
-        core: Core = build_core(settings, Clock(), stop, writer.tap)
+        core: Core = build_core(settings, Clock(), stop, writer.tap, writer.tap_log if raw else None)
         hold_signals()
         core.start()
         until = None if seconds is None else time.monotonic() + seconds

@@ -8,7 +8,7 @@ from typing import Any
 from fragscope.detect.detector import Detector
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.statistics import Spacing
-from fragscope.explain.lines import read_line
+from fragscope.explain.witness import LineReader
 from fragscope.model import (
     MEMORY_CAUSES,
     AllocatorReading,
@@ -56,6 +56,7 @@ class Joiner:
         self._peaks: dict[str, int] = {}
         self._allocators: dict[tuple[str, int], AllocatorReading] = {}
         self._facts: list[LogFact] = []
+        self._reader = LineReader(target)
         self._log_seen = False
         self._pending_at: float | None = None
 
@@ -63,6 +64,7 @@ class Joiner:
         """The sample of one exposition line."""
         engines, gaps = self._engines(line)
         self._spacing.observe(line.at)
+        self._facts += self._reader.flush(line.at)
         self._pending_at = None
         return self._sample(line.at, engines, gaps)
 
@@ -70,6 +72,7 @@ class Joiner:
         """One last sample if anything was said after the last poll: no data of the engine, not a failed poll."""
         if self._pending_at is None:
             return None
+        self._facts += self._reader.flush()
         return self._sample(self._pending_at, (), [])
 
     def gpu(self, line: GpuLine) -> None:
@@ -113,15 +116,14 @@ class Joiner:
         """A line of the log, and what it establishes."""
         self._pending_at = line.at
         self._log_seen = True
-        fact = read_line(line.at, self._target, line.line)
-        if fact is not None:
-            self._facts.append(fact)
+        self._facts += self._reader.feed(line.at, line.line)
 
     def with_log(self, sample: Sample) -> Sample:
         """A ready-made sample with what `log` lines beside it said."""
         self._pending_at = None
         if not self._log_seen:
             return sample
+        self._facts += self._reader.flush(sample.at)
         facts, self._facts = tuple(self._facts), []
         gaps = tuple(gap for gap in sample.gaps if gap.part is not Part.LOG)
         return replace(sample, log_facts=sample.log_facts + facts, gaps=gaps)

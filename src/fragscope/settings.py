@@ -81,6 +81,9 @@ class Target(BaseModel):
         default=Path("/run/fragscope/planned-stop"),
         description="a preStop hook touches it: the death that follows is a shutdown",
     )
+    log: str | None = Field(
+        default=None, description="its log: a file, a directory or a pattern (docs/logs.md); unset: no log is read"
+    )
     token_file: Path | None = Field(default=None, description="file with a bearer token for /metrics")
     ca_file: Path | None = Field(
         default=None, description="CA bundle to verify the server by; verification is always on"
@@ -100,6 +103,16 @@ class Target(BaseModel):
         if value.lstrip().startswith("["):
             return json.loads(value)
         return [name.strip() for name in value.split(",") if name.strip()]
+
+    @field_validator("log")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        """An empty variable sets nothing; a relative path would depend on where the daemon was started."""
+        if not value:
+            return None
+        if not value.startswith("/"):
+            raise ValueError("must begin with /: the whole path of a file, a directory or a pattern")
+        return value
 
     @field_validator("thresholds")
     @classmethod
@@ -137,6 +150,9 @@ class Settings(BaseSettings):
         20.0, gt=0, le=1000, description="VRAM reads a second: a peak hides between two scrapes"
     )
     sysfs_root: Path = Field(default=Path("/sys"), description="where sysfs is mounted")
+    log_lookback_s: Seconds = Field(
+        default=900.0, description="lines of a log that were written longer before the start are not read"
+    )
     web_listen_address: str = Field(default=":23724", description="host:port; no host: all interfaces")
     web_telemetry_path: str = Field(default="/metrics", pattern="^/[^ ]*$", description="path of the exposition")
     web_cert_file: Path | None = Field(default=None, description="certificate (chain); with web_key_file serves HTTPS")

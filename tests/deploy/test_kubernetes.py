@@ -1,7 +1,9 @@
 """The Kustomize components over other people's Deployments, built by the real kubectl."""
 
 import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -235,6 +237,35 @@ def test_vllm_logs_where_the_sidecar_may_read(tmp_path: Path) -> None:
     assert named(pod["volumes"], "fragscope-vllm-logging")["configMap"]["name"] == config["metadata"]["name"]
     assert named(vllm["volumeMounts"], "vllm-logs")["mountPath"] == "/var/log/vllm"
     assert named(sidecar_of(pod)["volumeMounts"], "vllm-logs")["readOnly"] is True
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_sidecar_follows_the_file_that_vllm_logs_to_and_nothing_without_it(tmp_path: Path, variant: str) -> None:
+    sidecar = sidecar_of(pod_of(built(tmp_path / "with", variant, "logs")))
+    logging = json.loads((KUBERNETES / "logs" / "logging.json").read_text())
+    assert named(sidecar["env"], "FRAGSCOPE_TARGETS__0__LOG")["value"] == logging["handlers"]["file"]["filename"]
+    without = sidecar_of(pod_of(built(tmp_path / "without", variant)))
+    assert "FRAGSCOPE_TARGETS__0__LOG" not in {item["name"] for item in without["env"]}
+    assert {item["name"] for item in without["env"]} < {item["name"] for item in sidecar["env"]}
+
+
+def test_the_readmes_patch_for_the_nodes_logs_shows_the_sidecar_its_own_pods_folder(tmp_path: Path) -> None:
+    blocks = [block.partition("```")[0] for block in (KUBERNETES / "README.md").read_text().split("```yaml\n")[1:]]
+    (block,) = (block for block in blocks if "subPathExpr" in block)
+    shutil.copytree(KUBERNETES / "component", tmp_path / "component")
+    (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(deployment()))
+    ours = {"resources": ["vllm.yaml"], "components": ["component"], **yaml.safe_load(block)}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(ours))
+    found = build(tmp_path)
+    for version in ("1.29", "newest"):
+        validated(only(found, "Deployment"), version)
+    sidecar = sidecar_of(pod_of(found))
+    mount = next(mount for mount in sidecar["volumeMounts"] if mount["name"] == "pod-logs")
+    names = {item["name"] for item in sidecar["env"]}
+    assert set(re.findall(r"\$\((\w+)\)", mount["subPathExpr"])) <= names
+    assert named(sidecar["env"], "FRAGSCOPE_TARGETS__0__LOG")["value"] == f"{mount['mountPath']}/vllm"
+    assert mount["readOnly"] is True
+    assert sidecar["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def monitor() -> dict[str, Any]:

@@ -440,3 +440,19 @@ def test_statistics_lines_say_nothing() -> None:
     story.serve(ticks=6)
     story.say(Fact.STATS)
     assert story.refuse(ticks=2).cause == Cause.UNEXPLAINED
+
+
+def test_an_old_out_of_memory_message_opens_nothing_and_a_recent_one_does() -> None:
+    """A log is read from a while before our start: what it says of processes long gone is no failure of now."""
+    for ago_s, episodes in ((600.0, 0), (20.0, 1)):
+        story = Story(with_log=True)
+        story.facts.append(LogFact(story.at - ago_s, "vllm", Fact.OOM, OOM))
+        verdict = story.refuse(ticks=3)
+        assert verdict.episodes == episodes
+        assert (verdict.phase is Phase.CONFIRMED) == bool(episodes)
+
+
+def test_a_message_from_before_the_present_process_is_not_its_own() -> None:
+    story = Story(with_log=True)
+    story.facts.append(LogFact(story.at - 20, "vllm", Fact.OOM, OOM))
+    assert (story.serve(ticks=3).phase, story.verdict.episodes) == (Phase.CLEAR, 0)

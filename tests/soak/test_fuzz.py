@@ -5,13 +5,14 @@ import json
 import random
 import time
 
-from fragscope.explain.lines import read_line
+from fragscope.detect.parameters import Parameters
+from fragscope.explain.postmortem import PostMortem, evidence_of
 from fragscope.recording import Tally, parse_line
 from fragscope.replay import Replayer
 from fragscope.sources.exposition import Page, Parser
 from fragscope.sources.scrape import Body
 from fragscope.sources.vllm import read, wanted
-from tests.paths import VLLM_032
+from tests.paths import OOM_CASES, VLLM_032
 
 INTERESTING = [
     b"{",
@@ -68,8 +69,25 @@ def test_no_mutation_raises(soak_s: float) -> None:
             page = parser.parse(Body(mutated(rng.choice(texts).encode(), rng).decode("utf-8", "replace"), ""))
             if isinstance(page, Page):
                 read(page, 1.0, 200)
-            read_line(1.0, "vllm", raw.decode("utf-8", "replace"))
             tried += 1
         list(replayer.finish())
     print(f"{tried} mutations")
     assert tried > 100
+
+
+def test_no_mutated_log_raises(soak_s: float) -> None:
+    rng = random.Random(20261201)
+    logs = [json.loads(path.read_text())["excerpt"].encode() for path in sorted(OOM_CASES.glob("*.json"))]
+    deadline, tried, found = time.monotonic() + soak_s, 0, 0
+    while time.monotonic() < deadline:
+        mortem = PostMortem(Parameters())
+        for _ in range(5):
+            for line in mutated(rng.choice(logs), rng).decode("utf-8", "replace").split("\n"):
+                for explanation in mortem.feed(line):
+                    found += bool(evidence_of(explanation))
+            tried += 1
+        for explanation in mortem.close():
+            assert 0.99 < sum(explanation.judged.probabilities.values()) < 1.01
+            found += bool(explanation.sentence)
+    print(f"{tried} mutated logs, {found} incidents")
+    assert found > 20

@@ -4,9 +4,9 @@ Each circumstance adds its weight to the log-odds that memory *outside the KV po
 and its public sources are in docs/detector.md.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fragscope.arithmetic import oom_sentence
 from fragscope.detect.allocator import times
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.vram import Headroom
@@ -48,41 +48,6 @@ def weigh(
     if told is not None and told.what is Fact.OOM:
         score = w.allocator_oom if "ooms" in told.facts else w.clip_high
     return score, tuple(sorted(rows, key=lambda row: -abs(row.weight)))
-
-
-def memory_shares(facts: Mapping[str, float], parameters: Parameters) -> dict[Cause, float]:
-    """How the memory causes divide, by the allocator's own arithmetic (bytes).
-
-    Stranded memory is what the allocator holds but cannot use: unallocated in split segments, and free
-    blocks of private pools. Compaction would have served the request only if
-    free < tried <= free + stranded.
-    """
-    tried, free, total = facts.get("tried"), facts.get("free"), facts.get("total")
-    if tried is None or free is None or not total or free > total:
-        return {
-            Cause.FRAGMENTATION: parameters.share_unknown,
-            Cause.MEMORY_UNDETERMINED: 1 - parameters.share_unknown,
-        }
-    stranded = facts.get("reserved_unallocated", 0.0) + facts.get("private_pools", 0.0)
-    if free >= tried:
-        capped = "allowed" in facts
-        return {Cause.VRAM_EXHAUSTED: 1.0} if capped else {Cause.MEMORY_UNDETERMINED: 1.0}
-    if tried > free + stranded:
-        return {
-            Cause.FRAGMENTATION: parameters.share_unknown,
-            Cause.VRAM_EXHAUSTED: 1 - parameters.share_unknown,
-        }
-    share = _fragmentation_share(stranded / total, parameters)
-    return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}
-
-
-def _fragmentation_share(stranded_ratio: float, p: Parameters) -> float:
-    if stranded_ratio < p.mixed_low_ratio:
-        return p.share_below
-    if stranded_ratio >= p.mixed_high_ratio:
-        return p.share_high
-    position = (stranded_ratio - p.mixed_low_ratio) / (p.mixed_high_ratio - p.mixed_low_ratio)
-    return p.share_low + position * (p.share_high - p.share_low)
 
 
 def _crash(c: Circumstances, p: Parameters) -> list[Evidence]:
@@ -218,7 +183,7 @@ def _log(c: Circumstances, told: LogFact | None, p: Parameters) -> list[Evidence
         words = f"the allocator of a worker counted {ooms:.0f} out-of-memory error{'s' if ooms > 1 else ''}"
         return [_row("allocator_ooms", ooms, "", w.allocator_oom, words)]
     if told.what is Fact.OOM:
-        return [_row("log_oom", told.facts.get("tried"), "bytes", w.log_oom, _oom_sentence(told.facts))]
+        return [_row("log_oom", told.facts.get("tried"), "bytes", w.log_oom, oom_sentence(told.facts))]
     if told.what in _EXPLAINED:
         name, sentence = _EXPLAINED[told.what]
         signal = str(told.what) if told.what is Fact.PLANNED_STOP else f"log_{told.what}"
@@ -236,17 +201,6 @@ _EXPLAINED = {
     Fact.REQUEST_TOO_LONG: ("log_request", "the log shows requests longer than the model allows"),
 }
 """Texts that explain a failure without memory outside the pool: the weight's name, and the sentence."""
-
-
-def _oom_sentence(facts: Mapping[str, float]) -> str:
-    tried, free = facts.get("tried"), facts.get("free")
-    if tried is None or free is None:
-        return "the log holds an out-of-memory message of the allocator, without its numbers"
-    stranded = facts.get("reserved_unallocated", 0.0) + facts.get("private_pools", 0.0)
-    return (
-        f"the allocator failed to get {tried / GIB:.2f} GiB with {free / GIB:.2f} GiB free "
-        f"and {stranded / GIB:.2f} GiB held but unused"
-    )
 
 
 def _row(signal: str, value: float | None, unit: str, weight: float, sentence: str) -> Evidence:

@@ -88,6 +88,8 @@ class Docket:
         fresh = [fact for fact in facts if not self._was_of_the_last(fact)]
         if len(fresh) < len(facts) and self._kept:
             self._weigh(self._kept[-1], at)
+        # The start of a log tells of processes long gone: their words open nothing.
+        fresh = [fact for fact in fresh if fact.at >= self._testimony.since(fact.what, span)]
         failed_at = max((fact.at for fact in fresh if _opens(fact, alive=alive)), default=None)
         if failed_at is not None:
             if self.open is None:

@@ -8,8 +8,9 @@ cause stays `memory_undetermined`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fragscope.arithmetic import _fragmentation_share, memory_shares
 from fragscope.detect.allocator import Held
-from fragscope.detect.attribution import MEMORY, Circumstances, _fragmentation_share, memory_shares
+from fragscope.detect.attribution import MEMORY, Circumstances
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.detect.statistics import sigmoid
 from fragscope.detect.vram import Headroom
@@ -98,7 +99,7 @@ def _from_readings(held: Held, room: Headroom, p: Parameters, *, confirmed: bool
     if split < p.need_min_bytes:
         share = p.share_expandable if held.expandable else p.share_unknown
     else:
-        share = _fragmentation_share(split / room.total_bytes, p)
+        share = _fragmentation_share(split, room.total_bytes, p)
     return {Cause.FRAGMENTATION: share, Cause.VRAM_EXHAUSTED: 1 - share}
 
 
@@ -114,11 +115,16 @@ def _divided(shares: Mapping[Cause, float], stranded: float, external: float, ow
     if not taken:
         return dict(shares)
     fragmentation = shares.get(Cause.FRAGMENTATION, 0.0) * stranded / (stranded + taken)
-    return {
-        Cause.FRAGMENTATION: fragmentation,
-        Cause.EXTERNAL_PROCESS: (1 - fragmentation) * external / taken,
-        Cause.MEMORY_GROWTH: (1 - fragmentation) * own / taken,
-    }
+    # What the message names (a buffer, another process) stays named.
+    named = {cause: share for cause, share in shares.items() if cause not in _OPEN}
+    rest = 1 - fragmentation - sum(named.values())
+    for cause, grown in ((Cause.EXTERNAL_PROCESS, external), (Cause.MEMORY_GROWTH, own)):
+        named[cause] = named.get(cause, 0.0) + rest * grown / taken
+    return {Cause.FRAGMENTATION: fragmentation, **named}
+
+
+_OPEN = (Cause.FRAGMENTATION, Cause.VRAM_EXHAUSTED, Cause.MEMORY_UNDETERMINED)
+"""Shares that growth may take: it says why the card was full."""
 
 
 def _own_growth(c: Circumstances, p: Parameters, explained: float) -> float:

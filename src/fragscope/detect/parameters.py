@@ -140,6 +140,21 @@ class Thresholds:
     share_unknown: float = threshold(0.05, "without the allocator's arithmetic")
     share_expandable: float = threshold(0.10, "with expandable segments and nothing stranded, at most")
     share_transient: float = threshold(0.80, "out of memory although twice the largest step was free: one huge step")
+    near_ratio: float = threshold(
+        0.25, "free this close above the request is no contradiction: it is read after the failure"
+    )
+    others_ratio: float = threshold(
+        0.125, "another process holds more than any common gpu_memory_utilization leaves over"
+    )
+    outside_ratio: float = threshold(0.25, "the same without a list of processes: contexts and buffers reach 12 %")
+    beside_bytes: int = threshold(
+        3 * GIB, "more outside the allocator than communication and contexts take (0.5 to 2 GiB)"
+    )
+    huge_ratio: float = threshold(0.10, "one request for a tenth of the card is a one-off buffer")
+    one_off_odds: float = threshold(0.33, "a stack that names a one-off buffer weighs 3 : 1 against fragmentation")
+    full_ratio: float = threshold(0.95, "live memory beyond what gpu_memory_utilization allows a pool: still loading")
+    pool_full_ratio: float = threshold(0.90, "a logged KV usage from here on is a full pool, where requests wait")
+    pool_room_ratio: float = threshold(0.50, "below, requests that wait do not wait for blocks")
     fragmentation_probability: float = threshold(0.25, "enough to raise fragscope_fragmentation_suspected")
 
     weights: Weights = field(default_factory=Weights)

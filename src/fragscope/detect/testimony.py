@@ -78,8 +78,12 @@ class Testimony:
             first = min(reasons, key=lambda burst: burst.first.at, default=first)
         return first.figured or first.first
 
+    def since(self, kind: Fact, span: Span) -> float:
+        """How old a fact of this kind may be to bear on the span's process."""
+        return max(span.process_since, span.last_good_at - self._reach_s(kind))
+
     def _bears_on(self, kind: Fact, burst: _Burst, span: Span) -> bool:
-        since = max(span.process_since, span.last_good_at - self._reach_s(kind))
+        since = self.since(kind, span)
         if span.until is not None and burst.first.at > span.until:
             return False
         if kind is Fact.PLANNED_STOP and span.died_at is not None:

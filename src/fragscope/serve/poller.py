@@ -9,12 +9,13 @@ import structlog
 
 from fragscope.detect.detector import Detector
 from fragscope.detect.snapshot import dump
-from fragscope.model import Assessment, Gap, GpuReading, Part, Reason, Sample, Verdict
+from fragscope.model import Assessment, Gap, GpuReading, LogFact, Part, Reason, Sample, Verdict
 from fragscope.serve.board import Board, GpuInfo, TargetView, View
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import EngineFeed, EnginePoll, GpuFeed, GpuSnapshot
 from fragscope.serve.flight import FlightRecorder
 from fragscope.serve.keeper import NOTHING_KEPT, Keeper, Kept
+from fragscope.serve.logfeed import LogFeed, LogIntake
 from fragscope.sources.gpu.assignment import Assigned, assign
 from fragscope.sources.gpu.sysfs import Card
 
@@ -24,8 +25,10 @@ _FIRST_TICK_S = 0.3
 _REMIND_S = 600.0
 _NAMED_LINES = 100
 _PATIENCE = 3
+_CLOCKS_APART_S = 60.0
 
 Tap = Callable[[Sample, EnginePoll | None], None]
+LogTap = Callable[[str, LogIntake], None]
 
 
 class Memory:
@@ -64,9 +67,12 @@ class Watch:
     anew: Callable[[], Detector]
     wanted_gpus: tuple[str, ...] = ()
     expected_gpus: int | None = None
+    log: LogFeed | None = None
+    log_tap: LogTap | None = None
     assessment: Assessment | None = None
     gaps: tuple[Gap, ...] = ()
     gpus: tuple[GpuInfo, ...] = ()
+    started_at: float | None = None
     told: dict[str | None, tuple[object, ...]] = field(default_factory=dict)
     said: dict[Part, tuple[Reason, float]] = field(default_factory=dict)
     named_lines: set[str] = field(default_factory=set)
@@ -140,12 +146,20 @@ class Poller(threading.Thread):
         oldest_at = now - watch.stale_after_s
         assigned, gpus, gaps = gpus_of(snapshot, watch.wanted_gpus, watch.expected_gpus, oldest_at)
         watch.gpus = tuple(_info(card, assigned.rule) for card in assigned.cards)
-        gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), Gap(Part.LOG, Reason.ABSENT)]
         polls: list[EnginePoll | None] = [*watch.feed.take()]
+        started = [engine.started_at for poll in polls if poll is not None for engine in poll.engines]
+        watch.started_at = next((at for at in reversed(started) if at is not None), watch.started_at)
+        facts, log_gaps = _take_log(watch, now)
+        gaps += [Gap(Part.ALLOCATOR, Reason.ABSENT), *log_gaps]
         if not polls and watch.feed.late(now, watch.stale_after_s):
             gaps.append(Gap(Part.ENGINE, Reason.STALE, "the reader of the engine hangs"))
-        for poll in polls or [None]:
-            self._observe(watch, _sample(watch.name, now, poll, gpus, tuple(gaps)), poll)
+        polls = polls or [None]
+        for number, poll in enumerate(polls, start=1):
+            sample = _sample(watch.name, now, poll, gpus, tuple(gaps))
+            until = float("inf") if number == len(polls) else sample.at
+            told = tuple(fact for fact in facts if fact.at <= until)
+            facts = tuple(fact for fact in facts if fact.at > until)
+            self._observe(watch, replace(sample, log_facts=sample.log_facts + told), poll)
             # One peak belongs to one sample.
             gpus = tuple(replace(gpu, peak_used_bytes=None) for gpu in gpus)
 
@@ -184,12 +198,14 @@ class Poller(threading.Thread):
 
     def _report_gaps(self, watch: Watch, sample: Sample, poll: EnginePoll | None) -> None:
         for gap in sample.gaps:
-            if gap.part in (Part.ENGINE, Part.GPU):
+            if gap.part in (Part.ENGINE, Part.GPU) or (gap.part is Part.LOG and watch.log is not None):
                 self._report_gap(watch, gap, sample.at)
         if poll is not None and poll.gap is None and watch.said.pop(Part.ENGINE, None) is not None:
             log.info("engine answers again", target=watch.name)
         if sample.gpus and watch.said.pop(Part.GPU, None) is not None:
             log.info("GPUs can be read again", target=watch.name)
+        if all(gap.part is not Part.LOG for gap in sample.gaps) and watch.said.pop(Part.LOG, None) is not None:
+            log.info("log can be read again", target=watch.name)
         for line in poll.malformed if poll is not None else ():
             name = line.split("{", 1)[0].split(" ", 1)[0][:80]
             if name not in watch.named_lines and len(watch.named_lines) < _NAMED_LINES:
@@ -205,7 +221,8 @@ class Poller(threading.Thread):
         log.warning("no evidence", target=watch.name, part=str(gap.part), reason=str(gap.reason), detail=gap.detail)
 
     def _view(self, watch: Watch) -> TargetView:
-        sources = (watch.feed.status, self._gpu_feed.status)
+        log_sources = () if watch.log is None else (watch.log.status,)
+        sources = (watch.feed.status, self._gpu_feed.status, *log_sources)
         return TargetView(
             watch.name,
             watch.url,
@@ -216,6 +233,27 @@ class Poller(threading.Thread):
             watch.gaps,
             watch.failures_total,
         )
+
+
+def _take_log(watch: Watch, now: float) -> tuple[tuple[LogFact, ...], list[Gap]]:
+    """What the log established since the tick before, and the gap where it says nothing of the present process."""
+    if watch.log is None:
+        return (), [Gap(Part.LOG, Reason.ABSENT)]
+    intake = watch.log.take()
+    if watch.log_tap is not None:
+        watch.log_tap(watch.name, intake)
+    gap = intake.gap
+    if watch.log.late(now, watch.stale_after_s):
+        gap = Gap(Part.LOG, Reason.STALE, "the reader of the log hangs")
+    elif gap is None and _never_written(intake.modified_at, watch.started_at):
+        # vLLM logs when it starts. The silence of a file that is not its own must not speak for it.
+        gap = Gap(Part.LOG, Reason.STALE, "nothing was written to it since the engine started: is it its log?")
+    return intake.facts, [] if gap is None else [gap]
+
+
+def _never_written(modified_at: float | None, started_at: float | None) -> bool:
+    """By the process that started then, or soon before where two hosts' clocks differ; both in unix seconds."""
+    return modified_at is not None and started_at is not None and modified_at < started_at - _CLOCKS_APART_S
 
 
 def _sample(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragscope.model import Gap, Part, Reason
+from fragscope.sources.gpu.device import Device, Listing
+from fragscope.sources.gpu.plausible import MAX_BYTES
 
 NAME = "sysfs"
 _AMD = "0x1002"
@@ -43,6 +45,38 @@ class Enumeration:
 
     cards: tuple[Card, ...]
     gaps: tuple[Gap, ...]
+
+
+class Sysfs:
+    """sysfs as one source among others, for cross-checks and `check`; the feed reads the cards directly."""
+
+    name = NAME
+
+    def __init__(self, root: Path = Path("/sys")) -> None:
+        self._root = root
+
+    def why_not(self) -> Gap | None:
+        """None if the kernel shows graphics cards at all."""
+        drm = self._root / "class" / "drm"
+        if drm.is_dir():
+            return None
+        return Gap(Part.GPU, Reason.ABSENT, f"{drm} is not there: no GPU driver is loaded, or /sys is not the host's")
+
+    def read(self) -> Listing:
+        """Every AMD card that shows plausible figures now."""
+        found = enumerate_cards(self._root)
+        devices: list[Device] = []
+        gaps = list(found.gaps)
+        for card in found.cards:
+            used = read_used_bytes(card)
+            if isinstance(used, Gap):
+                gaps.append(used)
+            else:
+                devices.append(Device(card.gpu, card.total_bytes, used, card.unique_id))
+        return Listing(tuple(devices), tuple(gaps))
+
+    def close(self) -> None:
+        """Nothing is held between two reads: an open file would block a partition change."""
 
 
 def enumerate_cards(root: Path) -> Enumeration:
@@ -79,6 +113,8 @@ def _card(device: Path, name: str) -> Card | Gap | None:
     if isinstance(total, Gap):
         # A partition of a GPU has no such file: its physical GPU counts the whole package.
         return None if total.reason is Reason.ABSENT else total
+    if total > MAX_BYTES:
+        return Gap(Part.GPU, Reason.MALFORMED, f"{gpu} shows a VRAM total of {total} bytes, which no GPU has")
     files = (str(device / "mem_info_vram_used"), str(device / "mem_info_gtt_used"))
     return Card(gpu, name, *files, total, _text(device / "unique_id"), _render(device))
 
