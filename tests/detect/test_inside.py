@@ -349,3 +349,24 @@ def test_silent_workers_are_forgotten_and_many_are_bounded() -> None:
     assert len(allocators._workers) <= 64 + 1
     allocators.observe("vllm", (), 10_000)
     assert not allocators._workers
+
+
+def test_a_request_far_beyond_any_step_ever_seen_is_a_transient_peak() -> None:
+    def ended(tried_bytes: float) -> str:
+        story = Story(used_bytes=int(0.93 * CARD), with_log=True)
+        story.serve(ticks=20)
+        story.say(Fact.OOM, tried=tried_bytes, free=0.8 * GIB, total=float(CARD), reserved_unallocated=0.0)
+        return story.refuse(ticks=2).cause
+
+    assert ended(12 * GIB) == Cause.TRANSIENT_PEAK
+    assert ended(1.5 * GIB) == Cause.VRAM_EXHAUSTED
+
+
+def test_memory_outside_pytorch_that_grew_is_growth_even_where_the_climb_is_over() -> None:
+    story = settled()
+    for _ in range(6):
+        story.serve(used=story.used_bytes + GIB, running=12)
+    story.serve(used=CARD - GIB // 2, running=12, ticks=20)
+    verdict = story.refuse(ticks=2)
+    assert verdict.cause == Cause.MEMORY_GROWTH
+    assert "memory outside PyTorch" in verdict.sentence

@@ -67,13 +67,18 @@ def divide(c: Circumstances, told: LogFact | None, p: Parameters) -> dict[Cause,
             # Nothing was short, so nothing that grew explains it.
             return shares
         stranded = facts.get("reserved_unallocated", 0.0) + facts.get("private_pools", 0.0)
+        own = _own_growth(c, p, stranded + external)
+        if facts["tried"] > facts["free"] + external + own:
+            # It would not have fitted either if nothing had grown.
+            shares = _one_huge(shares, facts["tried"], c.headroom, p)
     elif c.inside.held is not None and c.headroom is not None:
-        shares = _from_readings(c.inside.held, c.headroom, p, confirmed=facts is not None)
+        shares = _from_readings(c.inside.held, c.headroom, p)
         stranded = float(c.inside.held.inactive_split_bytes)
+        own = _own_growth(c, p, stranded + external)
     else:
         shares = memory_shares({}, p) if facts is not None else {Cause.MEMORY_UNDETERMINED: 1.0}
         return _undivided(shares, external, c.inside.growth.own or 0.0)
-    return _divided(shares, stranded, external, _own_growth(c, p, stranded + external))
+    return _divided(shares, stranded, external, own)
 
 
 def _others(c: Circumstances, facts: Mapping[str, float], p: Parameters) -> float:
@@ -88,12 +93,22 @@ def _others(c: Circumstances, facts: Mapping[str, float], p: Parameters) -> floa
     return found if found >= p.growth_bytes else 0.0
 
 
-def _from_readings(held: Held, room: Headroom, p: Parameters, *, confirmed: bool) -> dict[Cause, float]:
+def _one_huge(shares: dict[Cause, float], tried: float, room: Headroom | None, p: Parameters) -> dict[Cause, float]:
+    """A request of twice the largest step ever seen is no ordinary one: what lacked was room for a peak."""
+    if room is None or tried < p.headroom_back * room.need_bytes:
+        return shares
+    lacking = shares.get(Cause.VRAM_EXHAUSTED, 0.0)
+    peak = shares.get(Cause.TRANSIENT_PEAK, 0.0) + lacking * p.share_transient
+    return {**shares, Cause.VRAM_EXHAUSTED: lacking * (1 - p.share_transient), Cause.TRANSIENT_PEAK: peak}
+
+
+def _from_readings(held: Held, room: Headroom, p: Parameters) -> dict[Cause, float]:
     """The arithmetic without a message: what was stranded, as a share of the card.
 
     What a request wanted is not known: the largest step that was seen is several requests, so it bounds nothing.
     """
-    if confirmed and room.ratio >= p.headroom_back:
+    if room.ratio >= p.headroom_back:
+        # If it was memory although twice the largest step was free, it was one huge step.
         return {Cause.TRANSIENT_PEAK: p.share_transient, Cause.VRAM_EXHAUSTED: 1 - p.share_transient}
     split = held.inactive_split_bytes
     if split < p.need_min_bytes:
@@ -130,17 +145,17 @@ _OPEN = (Cause.FRAGMENTATION, Cause.VRAM_EXHAUSTED, Cause.MEMORY_UNDETERMINED)
 def _own_growth(c: Circumstances, p: Parameters, explained: float) -> float:
     """Live and non-torch growth, bytes; from a message alone what grew and is not `explained`.
 
-    A climb has to be seen as one, unless it is large: live memory swings by gigabytes.
+    A climb of live memory has to be seen as one, unless it is large: it swings by gigabytes.
     """
     growth = c.inside.growth
-    if c.inside.held is not None:
-        parts = [growth.live, growth.non_torch]
-    else:
-        whole = growth.own if growth.own is not None else growth.used
-        parts = [whole - explained if whole is not None else None]
     large = p.growth_large_ratio * c.headroom.total_bytes if c.headroom is not None else float("inf")
     floor = p.growth_bytes if c.growing else max(p.growth_bytes, large)
-    return sum(part for part in parts if part is not None and part >= floor)
+    if c.inside.held is not None:
+        live, non_torch = growth.live or 0.0, growth.non_torch or 0.0
+        return (live if live >= floor else 0.0) + (non_torch if non_torch >= p.growth_bytes else 0.0)
+    whole = growth.own if growth.own is not None else growth.used
+    grown = whole - explained if whole is not None else 0.0
+    return grown if grown >= floor else 0.0
 
 
 _TOLD_CAUSES = {

@@ -139,7 +139,9 @@ class Thresholds:
     share_high: float = threshold(0.95, "from mixed_high_ratio on; linear between")
     share_unknown: float = threshold(0.05, "without the allocator's arithmetic")
     share_expandable: float = threshold(0.10, "with expandable segments and nothing stranded, at most")
-    share_transient: float = threshold(0.80, "out of memory although twice the largest step was free: one huge step")
+    share_transient: float = threshold(
+        0.80, "a request of twice the largest step seen, or a failure with that much free"
+    )
     near_ratio: float = threshold(
         0.25, "free this close above the request is no contradiction: it is read after the failure"
     )
