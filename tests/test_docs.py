@@ -11,7 +11,11 @@ from fragscope.model import Cause, Condition, Outcome, Phase, Reason
 from fragscope.serve.collector import CATALOGUE
 from tests.paths import REPOSITORY
 
-PAGES = [*sorted((REPOSITORY / "docs").glob("*.md")), *sorted(REPOSITORY.glob("*.md"))]
+PAGES = [
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "docs" / "causes").glob("*.md")),
+    *sorted(REPOSITORY.glob("*.md")),
+]
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
 
 

@@ -160,9 +160,9 @@ def _shares(a: Account, p: Parameters, *, one_off: bool) -> dict[Cause, float]:
             Cause.VRAM_EXHAUSTED: 1 - foreign - p.share_unknown,
             Cause.FRAGMENTATION: p.share_unknown,
         }
-    share = _fragmentation_share(a.stranded or 0.0, a.total, p) if a.compaction else p.share_unknown
+    share = fragmentation_share(a.stranded or 0.0, a.total, p) if a.compaction else p.share_unknown
     if a.undecidable and a.stranded:
-        share = (_fragmentation_share(a.stranded, a.total, p) + p.share_unknown) / 2
+        share = (fragmentation_share(a.stranded, a.total, p) + p.share_unknown) / 2
     if a.stranded is None:
         # A shortened message: what was stranded is not told, so nothing argues against the base rate.
         share = p.share_below
@@ -250,7 +250,8 @@ def _undetermined(p: Parameters) -> dict[Cause, float]:
     return {Cause.FRAGMENTATION: p.share_unknown, Cause.MEMORY_UNDETERMINED: 1 - p.share_unknown}
 
 
-def _fragmentation_share(stranded: float, total: float, p: Parameters) -> float:
+def fragmentation_share(stranded: float, total: float, p: Parameters) -> float:
+    """Fragmentation's share of the memory causes, 0..1, by the stranded part of the card (docs/explain.md)."""
     ratio = stranded / total
     if ratio < p.mixed_low_ratio:
         return p.share_below

@@ -275,6 +275,8 @@ class Verdict:
     missing: tuple[str, ...] = ()
     episodes: int = 0
     fragmentation_suspected: bool = False
+    ticket: bool = False
+    """Likely enough for a look by day, if not for waking somebody (`ticket_probability`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,16 @@ class Ledger:
         if last is None or not counting:
             self._last = {**(last or {}), **page}
             return NOTHING
-        # A row that is missing from one page lowers a sum, and its return would look like a burst.
-        now = {**last, **{name: max(value, last.get(name, value)) for name, value in page.items()}}
-        deltas = {name: now.get(name, 0.0) - last.get(name, now.get(name, 0.0)) for name in _COUNTERS}
-        self._last = now
-        for name, delta in deltas.items():
-            self._sums[name] += delta
+        deltas = dict.fromkeys(_COUNTERS, 0.0)
+        now = self._last = dict(last)
+        for name, value in page.items():
+            before = last.get(name, value)
+            # A row that is missing from one page lowers a sum, and its return would look like a burst.
+            now[name] = before
+            if value > before:
+                now[name] = value
+                deltas[name] = value - before
+                self._sums[name] += value - before
         return self._increments(deltas, _in_flight(engines), page.keys())
 
     def _increments(self, deltas: dict[str, float], in_flight: float, shown: Collection[str]) -> Increments:
@@ -121,8 +125,12 @@ def _totals(engines: tuple[EngineReading, ...]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for engine in engines:
         if engine.http_total is not None:
-            for name in ("2xx", "4xx", "5xx"):
-                totals[name] = engine.http_total.get(name, 0.0)
+            http = engine.http_total
+            totals["2xx"], totals["4xx"], totals["5xx"] = (
+                http.get("2xx", 0.0),
+                http.get("4xx", 0.0),
+                http.get("5xx", 0.0),
+            )
         if engine.admission_rejections_total is not None:
             totals["rejected"] = engine.admission_rejections_total
         if engine.finished_total is not None:

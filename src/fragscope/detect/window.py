@@ -131,7 +131,10 @@ class TargetWindow:
         self._bad_polls = 0
         self.first_bad_at = None
         self.ever_answered = True
-        self.version = next((e.version for e in engines if e.version is not None), self.version)
+        for engine in engines:
+            if engine.version is not None:
+                self.version = engine.version
+                break
         increments = self._ledger.advance(engines, restarted=restarted, counting=True)
         total = self._add(sample.at, engines, increments, restarted=restarted)
         self.last_good_at = sample.at
@@ -140,25 +143,28 @@ class TargetWindow:
     def _add(self, at: float, engines: tuple[EngineReading, ...], increments: Increments, *, restarted: bool) -> Total:
         if restarted:
             self.totals.clear()
-        polls = []
-        present = {engine.engine for engine in engines}
-        for gone in [name for name in self.engines if name not in present]:
-            del self.engines[gone]
+        if len(self.engines) != len(engines) or any(engine.engine not in self.engines for engine in engines):
+            self._meet(engines)
+        usage_ratio, in_flight, worked = None, 0.0, False
         for reading in engines:
-            window = self.engines.setdefault(reading.engine, EngineWindow(self._p))
-            polls.append(window.observe(reading, restarted=restarted))
-        if self.process is not None:
-            self.process.generated |= any((e.generation_tokens_total or 0) > 0 for e in engines)
-        usages = [poll.usage_ratio for poll in polls if poll.usage_ratio is not None]
-        total = Total(
-            at=at,
-            usage_ratio=max(usages, default=None),
-            in_flight=sum(poll.running + poll.waiting for poll in polls),
-            worked=any(poll.worked for poll in polls),
-            outcomes=increments,
-        )
+            poll = self.engines[reading.engine].observe(reading, restarted=restarted)
+            in_flight += poll.running + poll.waiting
+            worked = worked or poll.worked
+            if poll.usage_ratio is not None and (usage_ratio is None or poll.usage_ratio > usage_ratio):
+                usage_ratio = poll.usage_ratio
+            if self.process is not None and not self.process.generated:
+                self.process.generated = (reading.generation_tokens_total or 0) > 0
+        total = Total(at, usage_ratio, in_flight, worked, increments)
         self.totals.add(total)
         return total
+
+    def _meet(self, engines: tuple[EngineReading, ...]) -> None:
+        """Engines of the page that are new, and no longer those that are not on it."""
+        present = {engine.engine for engine in engines}
+        self.engines = {name: window for name, window in self.engines.items() if name in present}
+        for engine in engines:
+            if engine.engine not in self.engines:
+                self.engines[engine.engine] = EngineWindow(self._p)
 
     def _restarted(self, engines: tuple[EngineReading, ...]) -> bool:
         if self.process is None:
@@ -173,8 +179,12 @@ class TargetWindow:
 
     def usage_ratio(self) -> float | None:
         """The highest KV usage of the window: a full pool's gauge oscillates between polls."""
-        usages = [total.usage_ratio for total in self.totals.window() if total.usage_ratio is not None]
-        return max(usages, default=None)
+        highest = None
+        for total in self.totals.window():
+            usage = total.usage_ratio
+            if usage is not None and (highest is None or usage > highest):
+                highest = usage
+        return highest
 
     def before_death(self) -> BeforeDeath | None:
         """What the last good polls of the process say; None if there were none."""
@@ -200,6 +210,7 @@ class TargetWindow:
         self.totals.clear()
         for engine in self.engines.values():
             engine.polls.clear()
+            engine.peak_usage.clear()
 
     def forget(self) -> None:
         """Forgets a target that has been gone for too long to speak of."""
@@ -219,7 +230,10 @@ def _answer(sample: Sample) -> Answer:
 
 
 def _started_at(engines: tuple[EngineReading, ...]) -> float | None:
-    return next((engine.started_at for engine in engines if engine.started_at is not None), None)
+    for engine in engines:
+        if engine.started_at is not None:
+            return engine.started_at
+    return None
 
 
 def _continues(now: EngineReading, window: EngineWindow | None) -> bool:

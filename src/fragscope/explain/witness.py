@@ -6,6 +6,8 @@ from fragscope.explain.findings import Finding, Kind
 from fragscope.explain.reader import Reader
 from fragscope.model import Fact, LogFact
 
+ONE_OFF = "one_off"
+"""A fact beside the figures: the stack names a buffer of one unusual step, so a shortage was a peak."""
 QUIET_S = 1.0
 """A writer that has said nothing for this long has no more lines of the same message."""
 
@@ -48,4 +50,5 @@ class LineReader:
     def _fact(self, finding: Finding) -> LogFact:
         what, words = _FACTS[finding.kind]
         at = finding.at if finding.at is not None else self._last_at
-        return LogFact(at, self._target, what, finding.facts, words)
+        facts = finding.facts if finding.one_off is None else {**finding.facts, ONE_OFF: 1.0}
+        return LogFact(at, self._target, what, facts, words)
