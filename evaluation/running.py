@@ -56,6 +56,14 @@ class NaiveWatch:
 
 def watch(job: Job) -> list[RunScore]:
     """Plays the run once, a sample at a time, and scores every observer."""
+    try:
+        return _watch(job)
+    except Exception as error:
+        error.add_note(f"in scenario {job.scenario}, seed {job.seed}")
+        raise
+
+
+def _watch(job: Job) -> list[RunScore]:
     keeper = CourseKeeper()
     rules = {name: NaiveWatch(NAIVE[name]) for name in job.rules}
     tiers: list[tuple[str, Mask, Watched]] = [

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from evaluation import reliability
+from evaluation.aims import AIMS
 from evaluation.bounds import Rate, Share
 from evaluation.figures import Figures, figures, grouped
 from evaluation.naive import NAIVE_WORDS
@@ -35,7 +36,7 @@ def sheets(scores: Sequence[RunScore]) -> list[Sheet]:
     tiers = {name: of for name, of in observers.items() if name not in NAIVE_WORDS}
     found = [_overall(observers)]
     if tiers:
-        found += [_speech(tiers), _reliability(tiers), _points(tiers)]
+        found += [_aims(tiers), _speech(tiers), _reliability(tiers), _points(tiers)]
     return found + [_scenarios(name, of) for name, of in observers.items()]
 
 
@@ -102,6 +103,12 @@ _SPEECH: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 def _overall(observers: dict[str, list[RunScore]]) -> Sheet:
     rows = tuple((name, _WORDS.get(name, ""), *_cells(figures(of), _OVERALL)) for name, of in observers.items())
     return Sheet("All scenarios", ("who", "what it sees", *(title for title, _ in _OVERALL)), rows)
+
+
+def _aims(tiers: dict[str, list[RunScore]]) -> Sheet:
+    rows = (aim.cells(tiers) for aim in AIMS)
+    columns = ("who", "what", "measured", "aim", "met", "prototype")
+    return Sheet("Aims", columns, tuple(row for row in rows if row is not None))
 
 
 def _speech(tiers: dict[str, list[RunScore]]) -> Sheet:

@@ -8,7 +8,7 @@ import pytest
 from evaluation.__main__ import main
 from evaluation.page import BEGIN, END, refusal
 from evaluation.reliability import bins, calibration_error
-from evaluation.running import Job, watch, watch_all
+from evaluation.running import Job, Play, watch, watch_all
 from evaluation.scoring import RunScore
 from evaluation.seeds import HELD_OUT_SEEDS, TUNING_SEEDS, parse_seeds, spoken
 from evaluation.sheets import sheets
@@ -180,3 +180,22 @@ def test_every_table_is_as_wide_as_its_head() -> None:
     scores = [score for name in plays.SCENARIOS for score in scores_of(name).values()]
     for sheet in sheets(scores):
         assert {len(cells) for cells in sheet.rows} == {len(sheet.columns)}, sheet.title
+
+
+def test_an_aim_is_met_or_missed_by_its_own_figure() -> None:
+    scores = [score for name in ("oom", "kill-thin", "healthy") for score in scores_of(name).values()]
+    (aims,) = [sheet for sheet in sheets(scores) if sheet.title == "Aims"]
+    said = {(who, what): (measured, met) for who, what, measured, _, met, _ in aims.rows}
+    assert said["T0", "alarm precision"] == ("0.500", "NO")
+    assert said["T0", "run recall"] == ("1.000", "yes")
+    assert said["T0", "runs in which fragmentation led"] == ("0.000", "yes")
+    assert not [who for who, _ in said if who == "T3-lossy"], "a tier that was not run has no figure"
+
+
+def test_a_run_that_breaks_says_which_it_was() -> None:
+    def broken(scenario: str, seed: int, interval_s: float) -> Play:
+        raise RuntimeError("no such card")
+
+    with pytest.raises(RuntimeError) as caught:
+        watch(Job(broken, "oom", 3, 5.0, (), ()))
+    assert caught.value.__notes__ == ["in scenario oom, seed 3"]
