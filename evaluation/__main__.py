@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rules", default="", help=f"of {', '.join(NAIVE)}; or none (default: all)")
     made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another constant; repeatable")
     made.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between polls")
+    made.add_argument("--hours", type=float, help="how long each run is (default: as its scenario says)")
     made.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")
     made.add_argument("--episodes", type=Path, help="write every episode as a line of JSON to this file")
     made.add_argument("--write", action="store_true", help="write the tables into docs/evaluation.md")
@@ -58,7 +59,7 @@ def main(words: Sequence[str] | None = None, theatre: Theatre = SIMULATOR, path:
         seeds, jobs = _jobs(asked, theatre)
     except ValueError as error:
         return _refuse(str(error))
-    partial = bool(asked.scenarios or asked.tiers or asked.rules)
+    partial = bool(asked.scenarios or asked.tiers or asked.rules or asked.hours)
     refused = page.refusal(seeds, asked.set, partial=partial) if asked.write else None
     if refused is not None:
         return _refuse(refused)
@@ -85,7 +86,7 @@ def _jobs(asked: argparse.Namespace, theatre: Theatre) -> tuple[tuple[int, ...],
     rules = _names(asked.rules, tuple(NAIVE), "rule")
     parameters = overridden(asked.set)
     jobs = [
-        Job(theatre.play, scenario, seed, asked.interval, tiers, rules, parameters)
+        Job(theatre.play, scenario, seed, asked.interval, tiers, rules, parameters, asked.hours)
         for seed in seeds
         for scenario in scenarios
     ]

@@ -65,7 +65,9 @@ class _Track:
     polls: int = 0
     bad_polls: int = 0
     first_bad_at: float = 0.0
+    answered: bool = False
     started_at: float | None = None
+    tokens: float = 0.0
     counted: bool = False
     free: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -99,25 +101,37 @@ class CourseKeeper:
         return Course(ordered, tuple(self._deaths), seconds, seconds / gaps if gaps else 0.0)
 
     def _good(self, track: _Track, sample: Sample) -> None:
-        started_at = next((engine.started_at for engine in sample.engines if engine.started_at is not None), None)
-        known = track.started_at is not None and started_at is not None
-        if known and abs((started_at or 0.0) - (track.started_at or 0.0)) > 1.0 and not track.counted:
-            at = track.first_bad_at if track.bad_polls else sample.at
-            self._die(track, sample, at)
-        track.started_at = started_at
-        track.bad_polls, track.counted = 0, False
+        if _is_new(track, sample) and not track.counted:
+            self._die(track, sample, track.first_bad_at if track.bad_polls else sample.at)
+        track.answered, track.counted, track.bad_polls = True, False, 0
+        track.started_at, track.tokens = _started_at(sample), _tokens(sample)
 
     def _bad(self, track: _Track, sample: Sample) -> None:
         track.bad_polls += 1
         if track.bad_polls == 1:
             track.first_bad_at = sample.at
-        if track.bad_polls == 2 and track.started_at is not None:
+        if track.bad_polls == 2 and track.answered:
             self._die(track, sample, track.first_bad_at)
             track.counted = True
 
     def _die(self, track: _Track, sample: Sample, first_bad_at: float) -> None:
         free = [ratio for at, ratio in track.free if first_bad_at - _FREE_WINDOW_S <= at < first_bad_at]
         self._deaths.append(Death(sample.target, first_bad_at, sample.at, min(free, default=None)))
+
+
+def _is_new(track: _Track, sample: Sample) -> bool:
+    started_at = _started_at(sample)
+    if started_at is not None and track.started_at is not None:
+        return abs(started_at - track.started_at) > 1.0
+    return _tokens(sample) < track.tokens
+
+
+def _started_at(sample: Sample) -> float | None:
+    return next((engine.started_at for engine in sample.engines if engine.started_at is not None), None)
+
+
+def _tokens(sample: Sample) -> float:
+    return sum(engine.generation_tokens_total or 0.0 for engine in sample.engines)
 
 
 def _free_ratio(sample: Sample) -> list[float]:

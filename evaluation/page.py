@@ -22,7 +22,9 @@ def refusal(seeds: Iterable[int], settings: Iterable[str], *, partial: bool) -> 
     if list(settings):
         return "the page holds figures of the defaults; leave out --set"
     if partial:
-        return "the page holds every scenario, tier and rule; leave out --scenarios, --tiers and --rules"
+        return (
+            "the page holds every scenario, tier and rule in full; leave out --scenarios, --tiers, --rules and --hours"
+        )
     return None
 
 

@@ -22,8 +22,8 @@ class Play:
     labels: Iterable[LabelLine]
 
 
-Stage = Callable[[str, int, float], Play]
-"""(scenario, seed, interval_s) -> what happens; a function of a module, so that another process finds it."""
+Stage = Callable[[str, int, float, float | None], Play]
+"""(scenario, seed, interval_s, hours or the usual) -> what happens; a function that another process can import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Job:
     tiers: tuple[str, ...]
     rules: tuple[str, ...]
     parameters: Parameters = field(default_factory=Parameters)
+    hours: float | None = None
 
 
 class NaiveWatch:
@@ -71,7 +72,7 @@ def _watch(job: Job) -> list[RunScore]:
         for tier in (tiers_named(",".join(job.tiers)) if job.tiers else ())
     ]
     outside = TIERS[0].mask_of(job.seed)
-    play = job.stage(job.scenario, job.seed, job.interval_s)
+    play = job.stage(job.scenario, job.seed, job.interval_s, job.hours)
     for sample in play.samples:
         keeper.observe(sample)
         seen = outside(sample)

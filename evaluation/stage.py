@@ -1,8 +1,13 @@
 """Where the runs come from: fragscope's own simulator."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evaluation.running import Play, Stage
+from fragscope.model import Sample
+from fragscope.recording import LabelLine
+from fragscope.simulate.catalogue import SCENARIOS
+from fragscope.simulate.run import samples
 
 INTERVAL_S = 5.0
 """The daemon's default between two polls."""
@@ -16,9 +21,18 @@ class Theatre:
     scenarios: tuple[str, ...]
 
 
-def play(scenario: str, seed: int, interval_s: float) -> Play:
-    """Not yet."""
-    raise NotImplementedError(scenario, seed, interval_s)
+def play(scenario: str, seed: int, interval_s: float, hours: float | None) -> Play:
+    """A scenario of the simulator, as long as it usually is where `hours` is None."""
+    labels: list[LabelLine] = []
+
+    def without_labels() -> Iterator[Sample]:
+        for each in samples(scenario, seed, hours, interval_s):
+            if isinstance(each, LabelLine):
+                labels.append(each)
+            else:
+                yield each
+
+    return Play(without_labels(), labels)
 
 
-SIMULATOR = Theatre(play, ())
+SIMULATOR = Theatre(play, tuple(sorted(SCENARIOS)))

@@ -16,7 +16,7 @@ MINUTES = 40
 FAILS_AT_S = 1200.0
 
 
-def play(scenario: str, seed: int, interval_s: float) -> Play:
+def play(scenario: str, seed: int, interval_s: float, hours: float | None = None) -> Play:
     """Forty minutes; the trouble, if any, comes at minute 20 and the engine is back a minute later."""
     cause = {"oom": "fragmentation", "kill-thin": "engine_fault"}.get(scenario)
     at = START + FAILS_AT_S

@@ -193,7 +193,7 @@ def test_an_aim_is_met_or_missed_by_its_own_figure() -> None:
 
 
 def test_a_run_that_breaks_says_which_it_was() -> None:
-    def broken(scenario: str, seed: int, interval_s: float) -> Play:
+    def broken(scenario: str, seed: int, interval_s: float, hours: float | None) -> Play:
         raise RuntimeError("no such card")
 
     with pytest.raises(RuntimeError) as caught:
