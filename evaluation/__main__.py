@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,11 +15,12 @@ from evaluation import page
 from evaluation.naive import NAIVE
 from evaluation.overrides import overridden
 from evaluation.running import Job, watch_all
-from evaluation.scoring import RunScore
+from evaluation.scoring import Mistake, RunScore
 from evaluation.seeds import of_judging, parse_seeds
 from evaluation.sheets import sheets
 from evaluation.stage import INTERVAL_S, SIMULATOR, Theatre
 from evaluation.tiers import TIERS
+from evaluation.watched import EpisodeRow
 from fragscope import report
 
 _WIDE = 240
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--hours", type=float, help="how long each run is (default: as its scenario says)")
     made.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")
     made.add_argument("--episodes", type=Path, help="write every episode as a line of JSON to this file")
+    made.add_argument("--mistakes", type=Path, help="write every miss, false alarm and wrong cause to this file")
     made.add_argument("--write", action="store_true", help="write the tables into docs/evaluation.md")
     return made
 
@@ -68,7 +70,9 @@ def main(words: Sequence[str] | None = None, theatre: Theatre = SIMULATOR, path:
     took_s = time.monotonic() - began
     _print(scores)
     if asked.episodes is not None:
-        _save_episodes(scores, asked.episodes)
+        _save((row for score in scores for row in score.episodes), asked.episodes)
+    if asked.mistakes is not None:
+        _save((mistake for score in scores for mistake in score.mistakes), asked.mistakes)
     if asked.write:
         hours = sum(s.seconds for s in scores if s.run.observer == TIERS[0].name) / 3600
         header = page.header_of(seeds, len({job.scenario for job in jobs}), hours, asked.interval, took_s)
@@ -120,8 +124,7 @@ def _print(scores: list[RunScore]) -> None:
         report.table(out, f"\n{sheet.title}", sheet.columns, sheet.rows)
 
 
-def _save_episodes(scores: list[RunScore], path: Path) -> None:
-    rows = (row for score in scores for row in score.episodes)
+def _save(rows: Iterable[EpisodeRow | Mistake], path: Path) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 

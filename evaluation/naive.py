@@ -22,6 +22,8 @@ STAIRCASE_S = 1800.0
 BUCKET_S = 60.0
 RESTART_HELD_S = 900.0
 """How long a rule on an event goes on: as long as a verdict of fragscope is held."""
+MERGED_S = 900.0
+"""Alarms of a rule that are closer than this count as one, as a verdict of fragscope is held this long."""
 _USAGE_WINDOW_S = 15.0
 
 

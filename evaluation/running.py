@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from evaluation.course import CourseKeeper
-from evaluation.naive import NAIVE, Rule
+from evaluation.naive import MERGED_S, NAIVE, Rule
 from evaluation.scoring import Run, RunScore, score_alarms, score_watched
 from evaluation.tiers import TIERS, Mask, tiers_named
 from evaluation.watched import AlarmLog, Watched
@@ -46,7 +46,7 @@ class NaiveWatch:
     def __init__(self, make: Callable[[], Rule]) -> None:
         self._make = make
         self._rules: dict[str, Rule] = {}
-        self.log = AlarmLog()
+        self.log = AlarmLog(MERGED_S)
 
     def observe(self, sample: Sample) -> None:
         """Feeds the sample to its target's rule."""

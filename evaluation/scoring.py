@@ -1,6 +1,7 @@
 """One run, one observer: alarms and episodes against what was true."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from evaluation.course import NOT_MEMORY, Course, Death
 from evaluation.watched import Alarm, EpisodeRow, Opened, Watched, circumstances_of, said_of, values_of, weights_of
@@ -21,6 +22,27 @@ class Run:
     scenario: str
     seed: int
     observer: str
+
+
+class Kind(StrEnum):
+    """How one can be wrong."""
+
+    MISSED = "missed"
+    FALSE_ALARM = "false_alarm"
+    WRONG_CAUSE = "wrong_cause"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing to look at; `at` is the failure's time, or the false alarm's beginning."""
+
+    run: Run
+    kind: Kind
+    target: str
+    at: float
+    truth: str | None
+    said: str | None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +77,7 @@ class RunScore:
     watch_lead_s: float | None = None
     """From the first `watch` in the six hours before the first failure to that failure."""
     episodes: tuple[EpisodeRow, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     def false_alarms(self) -> int:
@@ -78,8 +101,12 @@ def score_alarms(run: Run, course: Course, alarms: list[Alarm]) -> RunScore:
         found=len(found),
         alarms=len(alarms),
         true_alarms=len(true),
-        alarm_s=sum(alarm.until - alarm.since + course.interval_s for alarm in alarms),
+        alarm_s=sum(alarm.on_s + course.interval_s for alarm in alarms),
         delay_s=max(0.0, min(alarm.since for alarm in true) - first) if true else None,
+        mistakes=(
+            *(_mistake(run, Kind.MISSED, label) for label in failures if label not in found),
+            *(_false(run, course, alarm) for alarm in alarms if alarm not in true),
+        ),
     )
 
 
@@ -89,20 +116,11 @@ def score_watched(run: Run, course: Course, watched: Watched) -> RunScore:
     plain = score_alarms(run, course, alarms)
     causes = [_cause_said(label, course.failures, alarms) for label in course.failures]
     pairs = [(label, cause) for label, cause in zip(course.failures, causes, strict=True) if cause is not None]
-    deaths = [death for death in course.deaths if _is_memory_death(death, course) and _found(death, alarms)]
+    deaths = [death for death in course.deaths if _found(death, course, alarms)]
     watch = [at for target, at in watched.watched_at]
-    return RunScore(
-        run=run,
-        seconds=plain.seconds,
-        interval_s=plain.interval_s,
-        positive=plain.positive,
-        hard=plain.hard,
-        failures=plain.failures,
-        found=plain.found,
-        alarms=plain.alarms,
-        true_alarms=plain.true_alarms,
-        alarm_s=plain.alarm_s,
-        delay_s=plain.delay_s,
+    wrong = [(label, cause) for label, cause in pairs if label.cause != cause]
+    return replace(
+        plain,
         causes=len(pairs),
         cause_right=sum(label.cause == cause for label, cause in pairs),
         cause_undetermined=sum(cause == Cause.MEMORY_UNDETERMINED for _, cause in pairs),
@@ -114,7 +132,19 @@ def score_watched(run: Run, course: Course, watched: Watched) -> RunScore:
         watch_s=len(watch) * course.interval_s,
         watch_lead_s=_lead_s(course, watched),
         episodes=tuple(_row(run, course, opened) for opened in watched.opened),
+        mistakes=(*plain.mistakes, *(_mistake(run, Kind.WRONG_CAUSE, label, cause) for label, cause in wrong)),
     )
+
+
+def _mistake(run: Run, kind: Kind, label: LabelLine, said: str | None = None) -> Mistake:
+    return Mistake(run, kind, label.target or "", label.at, label.cause, said, label.note)
+
+
+def _false(run: Run, course: Course, alarm: Alarm) -> Mistake:
+    near = next((label for label in course.others if _near(label, alarm.target, alarm.since)), None)
+    said = alarm.causes[-1][1] if alarm.causes else None
+    truth, note = (near.cause, near.note) if near is not None else (None, "")
+    return Mistake(run, Kind.FALSE_ALARM, alarm.target, alarm.since, truth, said, note)
 
 
 def _overlaps(alarm: Alarm, label: LabelLine) -> bool:
@@ -142,14 +172,13 @@ def _near(label: LabelLine, target: str, at: float) -> bool:
     return right_target and label.at - NEAR_S <= at <= label.until + NEAR_S
 
 
-def _is_memory_death(death: Death, course: Course) -> bool:
-    return any(_near(label, death.target, death.first_bad_at) for label in course.failures)
-
-
-def _found(death: Death, alarms: list[Alarm]) -> bool:
-    return any(
-        a.target == death.target and a.since <= death.due_at + AFTER_S and a.until >= death.due_at for a in alarms
-    )
+def _found(death: Death, course: Course, alarms: list[Alarm]) -> bool:
+    """Whether it was for lack of memory, and some alarm spoke of it before the engine was long back."""
+    untils = [label.until for label in course.failures if _near(label, death.target, death.first_bad_at)]
+    if not untils:
+        return False
+    last = max(untils) + NEAR_S
+    return any(a.target == death.target and a.since <= last and a.until >= death.due_at for a in alarms)
 
 
 def _in_time(death: Death, alarms: list[Alarm]) -> bool:

@@ -37,7 +37,7 @@ def sheets(scores: Sequence[RunScore]) -> list[Sheet]:
     found = [_overall(observers)]
     if tiers:
         found += [_aims(tiers), _speech(tiers), _reliability(tiers), _points(tiers)]
-    return found + [_scenarios(name, of) for name, of in observers.items()]
+    return found + [_scenarios(name, of) for name, of in observers.items() if name in tiers or name in _DETAILED]
 
 
 def share(value: Share) -> str:
@@ -66,6 +66,8 @@ def seconds(median: float | None, p90: float | None) -> str:
     return NOTHING if median is None or p90 is None else f"{median:.0f} / {p90:.0f}"
 
 
+_DETAILED = ("N2",)
+"""The naive rules that get a table of scenarios: the one that people write first."""
 _WORDS = {**NAIVE_WORDS, **{tier.name: tier.words for tier in TIERS}}
 
 _OVERALL: tuple[tuple[str, Callable[[Figures], str]], ...] = (

@@ -20,6 +20,8 @@ class Alarm:
     since: float
     until: float
     causes: list[tuple[float, str]] = field(default_factory=list)
+    on_s: float = 0.0
+    """How long it was on; less than its length where it went off and came back."""
 
     def cause_before(self, at: float) -> str | None:
         """The last cause said before `at`, or the first one said if that was later."""
@@ -30,22 +32,27 @@ class Alarm:
 
 
 class AlarmLog:
-    """Turns "in alarm now" into intervals, one target at a time."""
+    """Turns "in alarm now" into intervals, one target at a time; one that comes back within `merge_s` goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, merge_s: float = 0.0) -> None:
         self.all: list[Alarm] = []
-        self._open: dict[str, Alarm] = {}
+        self._merge_s = merge_s
+        self._last: dict[str, Alarm] = {}
+        self._on: set[str] = set()
 
     def observe(self, target: str, at: float, *, alarming: bool, cause: str | None = None) -> None:
         """Opens, prolongs or closes the target's alarm."""
-        alarm = self._open.get(target)
         if not alarming:
-            self._open.pop(target, None)
+            self._on.discard(target)
             return
-        if alarm is None:
-            alarm = self._open[target] = Alarm(target, at, at)
+        alarm = self._last.get(target)
+        was_on = target in self._on
+        if alarm is None or not (was_on or at - alarm.until <= self._merge_s):
+            alarm = self._last[target] = Alarm(target, at, at)
             self.all.append(alarm)
+        alarm.on_s += at - alarm.until if was_on else 0.0
         alarm.until = at
+        self._on.add(target)
         if cause is not None and (not alarm.causes or alarm.causes[-1][1] != cause):
             alarm.causes.append((at, cause))
 

@@ -20,7 +20,7 @@ def oom(at: float, until: float | None = None) -> LabelLine:
 
 
 def scored(of: Course, *alarms: tuple[float, float]) -> RunScore:
-    return score_alarms(Run("s", 0, "N1"), of, [Alarm("vllm", since, until) for since, until in alarms])
+    return score_alarms(Run("s", 0, "N1"), of, [Alarm("vllm", a, b, on_s=b - a) for a, b in alarms])
 
 
 def test_an_alarm_up_to_an_hour_after_or_ten_minutes_before_is_true() -> None:
@@ -77,6 +77,24 @@ def test_alarms_are_stretches_of_one_target() -> None:
     assert [(alarm.target, alarm.since, alarm.until) for alarm in log.all] == [("a", 0, 5), ("b", 5, 10), ("a", 15, 15)]
     assert log.all[0].cause_before(5) == "memory_undetermined"
     assert log.all[0].cause_before(6) == "fragmentation"
+
+
+def test_alarms_that_come_back_soon_are_one_and_count_the_time_they_were_on() -> None:
+    log = AlarmLog(merge_s=900)
+    for at in (0, 5, 10, 500, 910, 1811):
+        log.observe("a", at, alarming=at not in (500, 1811))
+    log.observe("a", 1816, alarming=True)
+    assert [(alarm.since, alarm.until, alarm.on_s) for alarm in log.all] == [(0, 910, 10), (1816, 1816, 0)]
+
+
+def test_mistakes_say_where_to_look() -> None:
+    killed = LabelLine(60_000, 60_100, "engine_fault", "vllm", "core")
+    score = scored(course(oom(10_000), oom(50_000), killed), (10_090, 11_000), (60_005, 61_000), (80_000, 80_900))
+    assert [(m.kind, m.at, m.truth) for m in score.mistakes] == [
+        ("missed", 50_000, "fragmentation"),
+        ("false_alarm", 60_005, "engine_fault"),
+        ("false_alarm", 80_000, None),
+    ]
 
 
 def test_quantiles_are_values_that_were_seen() -> None:
