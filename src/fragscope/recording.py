@@ -199,7 +199,7 @@ def encode_sample(sample: Sample) -> bytes:
     return msgspec.json.encode({"kind": "sample", **_pruned(msgspec.to_builtins(sample))})
 
 
-def encode_line(line: ExpositionLine | GpuLine | AllocatorLine | LogLine) -> bytes:
+def encode_line(line: ExpositionLine | GpuLine | AllocatorLine | LogLine | LabelLine) -> bytes:
     """A raw line without its newline."""
     kind = next(kind for kind, of in _KINDS.items() if isinstance(line, of))
     return msgspec.json.encode({"kind": kind, **_pruned(msgspec.to_builtins(line))})

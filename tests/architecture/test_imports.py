@@ -26,7 +26,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "recording": ("model",),
     "wire": ("model",),
     "replay": ("model", "detect", "explain", "recording", "sources.exposition", "sources.scrape", "sources.vllm"),
-    "simulate": ("model",),
+    # A run tells its facts through the reader of log lines, and writes recordings.
+    "simulate": ("model", "explain.lines", "recording"),
     "serve": ("model", "detect", "explain", "recording", "sources", "wire", ""),
     "settings": ("detect.parameters",),
 }

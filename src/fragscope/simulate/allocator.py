@@ -40,8 +40,7 @@ class Device:
         if self.used_bytes + size > self.total_bytes:
             return False
         self.used_bytes += size
-        if self.used_bytes > self.peak_bytes:
-            self.peak_bytes = self.used_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return True
 
     def give(self, size: int) -> None:

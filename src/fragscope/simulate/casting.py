@@ -39,6 +39,8 @@ def cast(rng: random.Random, asked: Cast) -> Plan:
     models = MODELS[-2:] if asked.small_pool else MODELS
     model = models[rng.randrange(len(models))]
     ranks = asked.tensor_parallel
+    # Attention beside a state-space model: pages are aligned, blocks are huge, states take whole ones.
+    hybrid = not asked.small_pool and rng.random() < 0.07
     build = Build(
         model=model,
         utilization=asked.utilization,
@@ -47,10 +49,10 @@ def cast(rng: random.Random, asked: Cast) -> Plan:
         graph_bytes=int(rng.uniform(0.4, 2.4) * GIB),
         max_num_batched_tokens=rng.choice((16384, 32768)) if asked.big_steps else rng.choice((2048, 8192, 8192, 16384)),
         max_num_seqs=1024 if asked.roomy_batch else rng.choice((128, 256, 256, 512)),
-        block_size=rng.choice((16, 16, 16, 32, 64)),
+        block_size=528 if hybrid else rng.choice((16, 16, 16, 32, 64)),
     )
     trace = rng.choice(("mooncake_conv", "servegen_r1", "azure_conv")) if asked.small_pool else rng.choice(TRACES)
-    shares = rng.random() < 0.4
+    shares = not hybrid and rng.random() < 0.4
     capacity = Capacity(
         num_blocks=0,
         block_size=build.block_size,
@@ -58,6 +60,7 @@ def cast(rng: random.Random, asked: Cast) -> Plan:
         max_num_batched_tokens=build.max_num_batched_tokens,
         prefill_pace=rng.uniform(12000, 40000),
         decode_pace=rng.uniform(25, 70),
+        state_blocks=3 if hybrid else 0,
         prefix_groups=rng.randint(2, 20) if shares else 0,
         prefix_tokens=64 * rng.randint(2, 16) if shares else 0,
     )
@@ -71,6 +74,7 @@ def cast(rng: random.Random, asked: Cast) -> Plan:
         engines=asked.engines,
         gpus=gpu_names(rng, ranks * asked.engines),
         background_errors=rng.choice((0.0, 0.0, 0.0005, 0.002)),
+        missed_polls=rng.choice((0.0, 0.0, 0.001, 0.005)),
         restart_s=(rng.uniform(60, 120), rng.uniform(120, 300)),
     )
 

@@ -85,10 +85,10 @@ def _multimodal_growth(rng: random.Random, run_s: float) -> Script:
 
 
 def _keepers(rng: random.Random, plan: Plan, share: float, longest_s: float) -> Keepers:
-    """Buffers whose live total in the long run is `share` of the room beside weights and pool."""
+    """Buffers whose live total in the long run is `share` of the room beside weights, pool, graphs and steps."""
     low, high = 1 * MIB, int(rng.uniform(60, 160)) * MIB
     shortest_s = longest_s / 40
-    room = (1 - plan.build.utilization) * plan.build.total_bytes + GIB
+    room = (1 - plan.build.utilization) * plan.build.total_bytes - plan.build.graph_bytes
     mean = (low + high) / 2 * (shortest_s + longest_s) / 2
     return Keepers(share * room / mean, low, high, shortest_s, longest_s)
 
@@ -198,17 +198,17 @@ def _slow_leak(rng: random.Random, run_s: float) -> Script:
 @scenario("buffers of all sizes outlive their steps, live memory is level, and one day no hole is large enough")
 def _fragmentation(rng: random.Random, run_s: float) -> Script:
     plan = cast(
-        rng, Cast(usage=rng.uniform(0.1, 0.7), utilization=rng.choice((0.92, 0.93, 0.94, 0.95)), big_steps=True)
+        rng, Cast(usage=rng.uniform(0.2, 0.7), utilization=rng.choice((0.90, 0.92, 0.93, 0.94)), big_steps=True)
     )
-    keepers = _keepers(rng, plan, rng.uniform(0.55, 0.8), longest_s=rng.uniform(600, 2400))
-    quiet = Happening(What.KEEPERS, 0.0, _onset(rng, run_s, 0.05, 0.4), rng.uniform(0.2, 0.5))
+    keepers = _keepers(rng, plan, rng.uniform(0.6, 0.9), longest_s=rng.uniform(600, 2400))
+    quiet = Happening(What.KEEPERS, -FOREVER, _onset(rng, run_s, 0.05, 0.4), rng.uniform(0.2, 0.5))
     return _one(replace(plan, keepers=keepers), quiet, negative=False)
 
 
 @scenario("another process takes the card's memory, bit by bit or at once")
 def _external_process(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.1, 0.6), utilization=rng.choice((0.85, 0.90, 0.92)), big_steps=True))
-    keepers = _keepers(rng, plan, rng.uniform(0.1, 0.3), longest_s=1800.0)
+    keepers = _keepers(rng, plan, rng.uniform(0.2, 0.5), longest_s=1800.0)
     at = _onset(rng, run_s, 0.1, 0.5)
     room = (1 - plan.build.utilization) * plan.build.total_bytes
     gone = at + rng.uniform(0.3, 0.6) * run_s
@@ -263,7 +263,7 @@ def _dead_engine(rng: random.Random, run_s: float) -> Script:
     plan = cast(rng, Cast(usage=rng.uniform(0.05, 0.6), utilization=_either(rng)))
     at = _onset(rng, run_s)
     zombie = Happening(What.ZOMBIE, at, at + rng.uniform(300, 2400))
-    return _one(replace(plan, keep_alive=True), zombie, hard=plan.build.utilization > 0.94)
+    return _one(plan, zombie, hard=plan.build.utilization > 0.94)
 
 
 @scenario("sleep mode: VRAM falls by most of the card and comes back")

@@ -1,6 +1,6 @@
 """What can happen to a simulated server, and when: a plan is a build, a demand and a list of happenings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from fragscope.simulate.dialect import Dialect
@@ -88,8 +88,9 @@ class Plan:
     gpus: tuple[str, ...] = ("0000:c1:00.0",)
     happenings: tuple[Happening, ...] = ()
     keepers: Keepers | None = None
-    keep_alive: bool = False
     background_errors: float = 0.0
+    missed_polls: float = 0.0
+    """Share of polls that time out for no reason that matters."""
     restart_s: tuple[float, float] = (60.0, 300.0)
 
 
@@ -111,4 +112,3 @@ class Script:
     conditions: tuple[Condition, ...] = ()
     negative: bool = True
     hard: bool = False
-    notes: dict[str, float] = field(default_factory=dict)

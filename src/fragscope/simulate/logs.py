@@ -54,8 +54,7 @@ def oom_message(oom: OutOfMemoryError, gpu: int) -> str:
 class Scribe:
     """Writes one server's lines."""
 
-    def __init__(self, version: str, pids: Pids) -> None:
-        self.version = version
+    def __init__(self, pids: Pids) -> None:
         self.pids = pids
 
     def _api(self, at: float, level: str, where: str, text: str) -> str:
@@ -108,7 +107,7 @@ class Scribe:
                 ),
             ),
             *self._engine_dead(at, 0.05),
-            *self._server_ends(0.15),
+            *self.server_ends(0.15),
         ]
 
     def core_vanished(self, at: float) -> Lines:
@@ -130,7 +129,22 @@ class Scribe:
             (0.1, self._core(at, "ERROR", "multiproc_executor.py:230", dead)),
             (0.1, self._core(at, "ERROR", "core.py:1512", "EngineCore encountered a fatal error.")),
             *self._engine_dead(at, 0.12),
-            *self._server_ends(0.2),
+            *self.server_ends(0.2),
+        ]
+
+    def host_killed(self, at: float, *, with_kernel: bool) -> Lines:
+        """The host's OOM killer takes the worker; the kernel's own line is in the log only where it is collected."""
+        dead = f"Worker proc VllmWorker-{self.pids.rank} died unexpectedly (exit code: -9), shutting down executor."
+        kernel = (
+            f"Memory cgroup out of memory: Killed process {self.pids.worker} (VLLM::Worker_TP) total-vm:402653184kB, "
+            "anon-rss:63912116kB, file-rss:1204kB, shmem-rss:20971520kB, UID:0 pgtables:311296kB oom_score_adj:987"
+        )
+        return [
+            *([(0.0, kernel)] if with_kernel else []),
+            (0.1, self._core(at, "ERROR", "multiproc_executor.py:230", dead)),
+            (0.1, self._core(at, "ERROR", "core.py:1512", "EngineCore encountered a fatal error.")),
+            *self._engine_dead(at, 0.12),
+            *self.server_ends(0.2),
         ]
 
     def shutdown(self, at: float, *, in_flight: bool) -> Lines:
@@ -142,15 +156,15 @@ class Scribe:
         ]
         if in_flight:
             lines += self._engine_dead(at, 0.1)
-        return lines + self._server_ends(0.4)
+        return lines + self.server_ends(0.4)
 
     def no_room(self, at: float, free: int, total: int, utilization: float) -> Lines:
         """The start that fails for want of free memory."""
         wanted = utilization * total
         text = (
-            f"ValueError: Free memory on device cuda:0 ({free / GIB:.2f}/{total / GIB:.2f} GiB) on startup is less than "
-            f"desired GPU memory utilization ({utilization}, {wanted / GIB:.2f} GiB). Decrease GPU memory utilization "
-            "or reduce GPU memory used by other processes."
+            f"ValueError: Free memory on device cuda:0 ({free / GIB:.2f}/{total / GIB:.2f} GiB) on startup is less "
+            f"than desired GPU memory utilization ({utilization}, {wanted / GIB:.2f} GiB). Decrease GPU memory "
+            "utilization or reduce GPU memory used by other processes."
         )
         failed = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
         return [
@@ -159,11 +173,11 @@ class Scribe:
             (0.2, self._api(at, "ERROR", "api_server.py:90", failed)),
         ]
 
-    def started(self, at: float, tokens: int) -> Lines:
+    def started(self, tokens: int) -> Lines:
         """The last lines of a start."""
         text = f"GPU KV cache size: {tokens:,} tokens"
         return [
-            (0.0, self._core(at, "INFO", "kv_cache_utils.py:1290", text)),
+            (0.0, f"(EngineCore pid={self.pids.core}) INFO [kv_cache_utils.py:1290] {text}"),
             (0.5, f"INFO:     Started server process [{self.pids.api}]"),
             (0.5, "INFO:     Application startup complete."),
         ]
@@ -178,7 +192,8 @@ class Scribe:
             (delay, self._api(at, "ERROR", "async_llm.py:906", text)),
         ]
 
-    def _server_ends(self, delay: float) -> Lines:
+    def server_ends(self, delay: float) -> Lines:
+        """The last words of the HTTP server."""
         return [
             (delay, "INFO:     Shutting down"),
             (delay, "INFO:     Application shutdown complete."),

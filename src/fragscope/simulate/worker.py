@@ -78,10 +78,10 @@ class NoRoomToStartError(Exception):
 class Worker:
     """One rank of an engine on one card."""
 
-    def __init__(self, build: Build, device: Device, rng: random.Random, pid: int) -> None:
+    def __init__(self, build: Build, device: Device, rng: random.Random) -> None:
         self.build = build
         self.device = device
-        self.pid = pid
+        self.pid = 0
         self.non_torch_bytes = 0
         self.leaked_bytes = 0
         self.torch = CachingAllocator(device)
