@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fragscope.detect.detector import Detector
 from fragscope.detect.parameters import Parameters
 from fragscope.model import (
+    AllocatorReading,
     Assessment,
     CacheConfig,
     EngineReading,
@@ -35,6 +36,11 @@ class Story:
     born_s_ago: float = 3600.0
     with_gpu: bool = True
     with_log: bool = False
+    others_bytes: int | None = None
+    """What other processes hold; None: nobody tells per-process VRAM."""
+    allocator: dict[str, int] | None = None
+    """live, split, free cache, retries and ooms of the one worker; None: nobody asks it."""
+    pid: int = 7
 
     def __post_init__(self) -> None:
         self.detector = Detector("vllm", self.parameters)
@@ -134,12 +140,27 @@ class Story:
             started_at=self.started_at,
         )
 
+    def _allocator(self, now: dict[str, int]) -> AllocatorReading:
+        held = now["live"] + now["split"] + now.get("cache", 0)
+        return AllocatorReading(
+            at=self.at,
+            gpu=GPU,
+            pid=self.pid,
+            allocated_bytes=now["live"],
+            reserved_bytes=held,
+            inactive_split_bytes=now["split"],
+            retries_total=now.get("retries", 0),
+            ooms_total=now.get("ooms", 0),
+        )
+
     def _observe(self, engines: tuple[EngineReading, ...], gaps: tuple[Gap, ...]) -> None:
-        gpus = (GpuReading(self.at, GPU, CARD, self.used_bytes),) if self.with_gpu else ()
+        own = None if self.others_bytes is None else self.used_bytes - self.others_bytes
+        gpus = (GpuReading(self.at, GPU, CARD, self.used_bytes, None, own),) if self.with_gpu else ()
+        allocators = (self._allocator(self.allocator),) if self.allocator is not None else ()
         gaps += () if self.with_log else (NO_LOG,)
         gaps += () if self.with_gpu else (Gap(Part.GPU, Reason.ABSENT),)
         facts, self.facts = tuple(self.facts), []
-        self.last = self.detector.observe(Sample(self.at, "vllm", engines, gpus, (), facts, gaps))
+        self.last = self.detector.observe(Sample(self.at, "vllm", engines, gpus, allocators, facts, gaps))
         self.at += self.interval_s
 
 

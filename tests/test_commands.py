@@ -68,6 +68,19 @@ def test_replay_prints_changes_and_a_final_object(capsys: pytest.CaptureFixture[
     assert "none" not in final["causes_seen"]
 
 
+def test_replay_prints_what_spoke_for_and_against_once(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["replay", recording("oom_crash_restart_log")])
+    told, final = capsys.readouterr().out.split("\nfinal")
+    for words in (
+        "+6.0  the allocator failed to get 2.50 GiB",
+        "-2.0  the engine survived",
+        "-1.0  how often it is memory",
+    ):
+        assert words in told
+    assert told.count("12 requests were in flight and lost") == 1, "not again where nothing has changed"
+    assert "+0.5  12 requests were in flight and lost" in final
+
+
 def test_replay_of_something_else_is_refused_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

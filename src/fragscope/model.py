@@ -203,6 +203,12 @@ class Fact(StrEnum):
     SHUTDOWN = "shutdown"
     ENGINE_DEATH = "engine_death"
     PLANNED_STOP = "planned_stop"
+    REFUSAL = "refusal"
+    DRIVER_FAULT = "driver_fault"
+    HOST_OOM = "host_oom"
+    REQUEST_TOO_LONG = "request_too_long"
+    WORKER_DEATH = "worker_death"
+    STATS = "stats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,8 @@ class Verdict:
     missing: tuple[str, ...] = ()
     episodes: int = 0
     fragmentation_suspected: bool = False
+    ticket: bool = False
+    """Likely enough for a look by day, if not for waking somebody (`ticket_probability`)."""
 
 
 @dataclass(frozen=True, slots=True)

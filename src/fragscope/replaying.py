@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fragscope import report
 from fragscope.detect.parameters import Parameters
-from fragscope.model import Phase
+from fragscope.model import Evidence, Phase, Verdict
 from fragscope.recording import Line, Tally, read_lines
 from fragscope.replay import Alarms, Replayer, Score, Timeline, rank, replay, score
 from fragscope.wire import encode, verdict_object
@@ -22,7 +22,7 @@ def replay_files(
     Raises OSError where a file cannot be opened.
     """
     tally = Tally()
-    replayer, timeline, alarms = Replayer(parameters_of), Timeline(), Alarms()
+    replayer, timeline, alarms, told = Replayer(parameters_of), Timeline(), Alarms(), _Told()
     for assessment in replay(_all_lines(files, tally), replayer):
         alarms.observe(assessment)
         for verdict in timeline.observe(assessment):
@@ -30,6 +30,7 @@ def replay_files(
                 _print(out, {"event": "change", **verdict_object(verdict)})
             else:
                 out.print(report.change_line(verdict))
+                report.evidence_lines(out, told.news(verdict), " " * 10)
     finals = timeline.finals()
     for verdict, seen in finals:
         if as_json:
@@ -50,6 +51,22 @@ def replay_files(
     if rank(timeline.highest) >= rank(Phase.SUSPECTED):
         return 1
     return 3 if any(verdict.phase is Phase.UNKNOWN for verdict, _ in finals) else 0
+
+
+class _Told:
+    """Evidence that was printed already: an episode's is printed when it is weighed, and when that changes."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str | None], tuple[Evidence, ...]] = {}
+
+    def news(self, verdict: Verdict) -> tuple[Evidence, ...]:
+        """The evidence of the verdict's episode, if it is not what was printed last."""
+        weighed = tuple(row for row in verdict.evidence if row.weight or row.signal == "correction")
+        key = verdict.target, verdict.engine
+        if weighed == self._last.get(key, ()):
+            return ()
+        self._last[key] = weighed
+        return weighed
 
 
 def _all_lines(files: list[str], tally: Tally) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fragscope.model import Cause, Phase, Verdict
+from fragscope.model import Cause, Evidence, Phase, Verdict
 
 _STYLES = {
     Phase.UNKNOWN: "dim",
@@ -61,8 +61,7 @@ def final_block(out: Console, verdict: Verdict, seen: Mapping[str, list[float]])
     out.print(line)
     say(out, f"  {verdict.sentence}")
     say(out, f"  Do: {verdict.remedy}")
-    for row in verdict.evidence:
-        say(out, f"  {row.weight:+5.1f}  {row.sentence}" if row.weight else f"         {row.sentence}")
+    evidence_lines(out, verdict.evidence)
     if verdict.missing:
         say(out, f"  Missing evidence: {', '.join(verdict.missing)}", "dim")
     memory = {cause: p for cause, p in verdict.probabilities.items() if p >= 0.005 and cause != Cause.NONE}
@@ -71,6 +70,12 @@ def final_block(out: Console, verdict: Verdict, seen: Mapping[str, list[float]])
         say(out, "  Probabilities: " + ", ".join(f"{cause} {100 * p:.0f} %" for cause, p in ordered))
     if seen:
         say(out, f"  Seen on the way: {', '.join(sorted(seen))}", "dim")
+
+
+def evidence_lines(out: Console, evidence: Iterable[Evidence], indent: str = "  ") -> None:
+    """What spoke for memory (+) and against it (-), in nats, and what weighs nothing but is worth knowing."""
+    for row in evidence:
+        say(out, f"{indent}{row.weight:+5.1f}  {row.sentence}" if row.weight else f"{indent}       {row.sentence}")
 
 
 def table(out: Console, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

@@ -152,6 +152,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: JSON when not a terminal")
     suspected_probability: float = _common("suspected_probability")
+    ticket_probability: float = _common("ticket_probability")
     hold_s: float = _common("hold_s")
     forget_s: float = _common("forget_s")
     episode_gap_s: float = _common("episode_gap_s")

@@ -299,3 +299,144 @@ def test_the_final_verdict_of_a_forgotten_engine_is_the_one_at_the_last_line() -
     assert final.engine is None
     assert final.phase is Phase.UNKNOWN
     assert "engine_down" in seen
+
+
+def corrections(story: Story) -> list[str]:
+    return [row.sentence for row in story.verdict.evidence if row.signal == "correction"]
+
+
+def died_without_room(**more: object) -> Story:
+    story = Story(**more)  # type: ignore[arg-type]
+    assert crash_without_room(story).phase is Phase.SUSPECTED
+    assert corrections(story) == [], "what is said in the same breath corrects nothing"
+    return story
+
+
+def test_a_message_that_comes_twenty_seconds_late_corrects_the_cause_and_says_so() -> None:
+    story = died_without_room()
+    died_at = story.at - 10
+    story.refuse(ticks=3)
+    story.facts.append(LogFact(died_at, "vllm", Fact.OOM, OOM))
+    verdict = story.refuse()
+    assert verdict.phase is Phase.CONFIRMED
+    assert verdict.cause == Cause.FRAGMENTATION
+    assert verdict.episodes == 1
+    (said,) = corrections(story)
+    assert said.startswith("corrected 20 s after it was first said: memory_undetermined (95 % sure")
+    assert said.endswith("until the allocator's own words came in")
+    assert "Corrected 20 s after" in verdict.sentence
+
+
+def test_a_message_that_comes_after_the_restart_corrects_the_closed_episode() -> None:
+    story = died_without_room()
+    died_at = story.at - 10
+    story.restart()
+    story.serve(used=int(0.905 * CARD), ticks=3)
+    story.facts.append(LogFact(died_at, "vllm", Fact.OOM, OOM))
+    verdict = story.serve()
+    assert verdict.phase is Phase.CONFIRMED
+    assert verdict.episodes == 1, "the message is about the death, not a new failure"
+    assert len(corrections(story)) == 1
+    assert story.last is not None
+    assert sum(story.last.measures.memory_failures.values()) == 1, "one failure, counted once"
+
+
+def test_a_shutdown_line_that_comes_after_the_restart_ends_the_suspicion_and_says_so() -> None:
+    story = died_without_room()
+    died_at = story.at - 10
+    story.restart()
+    story.serve(used=int(0.905 * CARD), ticks=3)
+    story.facts.append(LogFact(died_at, "vllm", Fact.SHUTDOWN))
+    verdict = story.serve()
+    assert verdict.phase is Phase.CLEAR
+    assert verdict.cause == Cause.SHUTDOWN
+    assert "until the log shows that a shutdown was asked for" in verdict.sentence
+
+
+def test_a_line_about_the_new_process_corrects_nothing() -> None:
+    story = died_without_room()
+    story.restart()
+    story.serve(used=int(0.905 * CARD), ticks=3)
+    story.say(Fact.SHUTDOWN)
+    verdict = story.serve()
+    assert verdict.phase is Phase.SUSPECTED
+    assert corrections(story) == []
+
+
+def test_a_server_that_was_cut_off_for_minutes_takes_its_death_back_and_says_so() -> None:
+    story = died_without_room()
+    story.refuse(ticks=40)
+    verdict = story.serve(used=CARD - GIB // 2)
+    assert verdict.phase is Phase.CLEAR
+    assert verdict.cause == Cause.UNEXPLAINED
+    assert "the same process answers again: it was cut off, not dead" in verdict.sentence
+    story.refuse(ticks=2)
+    assert story.verdict.probabilities[Cause.MEMORY_UNDETERMINED] < 1
+
+
+def test_a_death_that_was_taken_back_does_not_weigh_on_the_next_one() -> None:
+    story = died_without_room()
+    story.serve(used=int(0.905 * CARD), ticks=40)
+    assert "earlier_crash" not in {row.signal for row in story.refuse(ticks=2).evidence}
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        (Fact.DRIVER_FAULT, Cause.DRIVER_FAULT),
+        (Fact.HOST_OOM, Cause.HOST_OOM),
+        (Fact.WORKER_DEATH, Cause.ENGINE_FAULT),
+        (Fact.ENGINE_DEATH, Cause.ENGINE_FAULT),
+    ],
+)
+def test_what_the_log_names_first_explains_a_death_without_room(what: Fact, cause: Cause) -> None:
+    story = Story(with_log=True)
+    story.serve(ticks=6)
+    story.serve(used=CARD - GIB // 2, running=12, ticks=4)
+    story.say(what)
+    story.facts += [LogFact(story.at + 1, "vllm", Fact.ENGINE_DEATH), LogFact(story.at + 2, "vllm", Fact.SHUTDOWN)]
+    verdict = story.refuse(ticks=2)
+    assert verdict.phase is Phase.CLEAR
+    assert verdict.cause == cause
+
+
+def test_a_death_notice_that_overtakes_the_reason_does_not_hide_it() -> None:
+    story = Story(with_log=True)
+    story.serve(ticks=6)
+    story.say(Fact.WORKER_DEATH)
+    story.facts.append(LogFact(story.at + 2, "vllm", Fact.DRIVER_FAULT))
+    assert story.refuse(ticks=2).cause == Cause.DRIVER_FAULT
+
+
+def test_a_start_that_was_refused_is_named_although_nothing_ever_answered() -> None:
+    story = Story(with_log=True)
+    story.refuse(ticks=3)
+    story.say(Fact.REFUSAL)
+    verdict = story.refuse()
+    assert verdict.cause == Cause.STARTUP_NO_MEMORY
+    assert verdict.phase is Phase.UNKNOWN or verdict.phase is Phase.CLEAR
+
+
+def test_a_driver_message_of_an_engine_that_lives_is_no_failure() -> None:
+    story = Story(with_log=True)
+    story.serve(ticks=6)
+    story.say(Fact.DRIVER_FAULT)
+    assert story.serve(ticks=3).episodes == 0
+
+
+def test_requests_that_are_too_long_explain_errors_and_never_a_death() -> None:
+    story = Story(with_log=True)
+    story.serve(ticks=6)
+    story.say(Fact.REQUEST_TOO_LONG)
+    assert story.serve(server_errors=20, ok=5, ticks=3).cause == Cause.REQUEST_TOO_LONG
+    other = Story(with_log=True)
+    other.serve(ticks=6)
+    other.say(Fact.REQUEST_TOO_LONG)
+    assert other.refuse(ticks=2).cause == Cause.UNEXPLAINED
+
+
+def test_statistics_lines_say_nothing() -> None:
+    story = Story(with_log=True)
+    story.serve(ticks=6)
+    story.say(Fact.STATS)
+    assert story.refuse(ticks=2).cause == Cause.UNEXPLAINED

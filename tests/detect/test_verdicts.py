@@ -431,6 +431,6 @@ def test_time_that_goes_back_does_not_stop_the_detector() -> None:
 
 
 def test_every_verdict_has_a_sentence_and_something_to_do() -> None:
-    names = {*map(str, Cause), *map(str, Condition), "unknown", "watch", "blind"}
+    names = {*map(str, Cause), *map(str, Condition), "unknown", "watch", "cornered", "blind"}
     assert set(map(str, SENTENCES)) == names
     assert set(map(str, REMEDIES)) == names

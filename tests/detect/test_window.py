@@ -4,15 +4,18 @@ import random
 
 import pytest
 
+from fragscope.detect.allocator import Allocators
 from fragscope.detect.correlation import Correlation
 from fragscope.detect.outcomes import Increments, Ledger
 from fragscope.detect.parameters import Parameters
-from fragscope.detect.statistics import Decayed, log_odds_ratio, mann_kendall_z, theil_sen_slope, wilson
-from fragscope.detect.vram import Staircase, Vram
+from fragscope.detect.staircase import Staircase
+from fragscope.detect.statistics import Decayed, Highest, kendall_z, log_odds_ratio, theil_sen_slope, wilson
+from fragscope.detect.vram import Vram
 from fragscope.model import Band, EngineReading, GpuReading, Outcome
 from tests.stories import CARD, GIB, GPU
 
 MIB = 2**20
+NOBODY = Allocators(Parameters())
 
 
 def reading(at: float = 0, **counters: float) -> tuple[EngineReading, ...]:
@@ -124,8 +127,32 @@ def test_a_decayed_sum_halves_in_its_half_life() -> None:
 
 def test_a_strict_climb_has_the_z_of_its_formula() -> None:
     # n = 10, S = 45: z = 44 / sqrt(10 * 9 * 25 / 18).
-    assert mann_kendall_z(list(range(10)), 0) == pytest.approx(44 / (10 * 9 * 25 / 18) ** 0.5)
-    assert mann_kendall_z([5] * 10, 0) == 0
+    assert kendall_z(45, 10) == pytest.approx(44 / (10 * 9 * 25 / 18) ** 0.5)
+    assert kendall_z(0, 10) == 0
+
+
+def test_the_score_that_is_kept_is_the_score_of_all_pairs() -> None:
+    noise, parameters = random.Random(3), Parameters()
+    stair = Staircase(parameters, 60.0)
+    values: list[float] = []
+    for minute in range(200):
+        value = 100 * GIB + noise.choice((0, 8, 16, 17, 64, 200)) * MIB
+        stair.add(minute * 60.0, value)
+        kept = values[-parameters.trend_buckets :]
+        pairs = [b - a for i, a in enumerate(kept) for b in kept[i + 1 :]]
+        tie = parameters.trend_tie_bytes
+        assert stair._score == sum(d > tie for d in pairs) - sum(d < -tie for d in pairs)
+        values.append(value)
+
+
+def test_the_highest_of_the_window_is_the_highest_of_all_its_rows() -> None:
+    noise, highest = random.Random(5), Highest(60.0)
+    rows: list[tuple[float, float]] = []
+    for second in range(0, 2000, 7):
+        rows.append((second, noise.random()))
+        highest.add(*rows[-1])
+        assert highest.value(second) == max(value for at, value in rows if at >= second - 60)
+    assert highest.value(10_000) is None
 
 
 def test_one_wild_point_does_not_move_the_slope() -> None:
@@ -135,7 +162,7 @@ def test_one_wild_point_does_not_move_the_slope() -> None:
 
 
 def climb(values: list[int]) -> Staircase:
-    stair = Staircase(Parameters())
+    stair = Staircase(Parameters(), 60.0)
     for minute, value in enumerate([*values, values[-1]]):
         stair.add(minute * 60.0, value)
     stair.judge()
@@ -179,7 +206,7 @@ def gpu(at: float, used: int, peak: int | None = None, name: str = GPU) -> GpuRe
 
 def test_headroom_counts_the_peak_and_not_the_last_value() -> None:
     vram = Vram(Parameters())
-    vram.observe(0, (gpu(0, 170 * GIB, 191 * GIB),), serving=False, warm=False)
+    vram.observe(0, (gpu(0, 170 * GIB, 191 * GIB),), NOBODY, serving=False, warm=False)
     room = vram.headroom_now()
     assert room is not None
     assert room.free_bytes == GIB
@@ -187,17 +214,17 @@ def test_headroom_counts_the_peak_and_not_the_last_value() -> None:
 
 def test_the_need_is_the_largest_transient_seen_while_serving() -> None:
     vram = Vram(Parameters())
-    vram.observe(0, (gpu(0, 170 * GIB),), serving=False, warm=False)
-    vram.observe(5, (gpu(5, 175 * GIB),), serving=False, warm=False)
+    vram.observe(0, (gpu(0, 170 * GIB),), NOBODY, serving=False, warm=False)
+    vram.observe(5, (gpu(5, 175 * GIB),), NOBODY, serving=False, warm=False)
     assert vram.need_bytes(gpu(5, 0)) == pytest.approx(0.01 * CARD), "loading weights is no transient"
-    vram.observe(10, (gpu(10, 175 * GIB, 178 * GIB),), serving=True, warm=False)
+    vram.observe(10, (gpu(10, 175 * GIB, 178 * GIB),), NOBODY, serving=True, warm=False)
     assert vram.need_bytes(gpu(10, 0)) == 3 * GIB
 
 
 def test_what_the_death_itself_freed_is_no_headroom() -> None:
     vram = Vram(Parameters())
-    vram.observe(0, (gpu(0, 190 * GIB),), serving=True, warm=False)
-    vram.observe(5, (gpu(5, GIB // 4),), serving=True, warm=False)
+    vram.observe(0, (gpu(0, 190 * GIB),), NOBODY, serving=True, warm=False)
+    vram.observe(5, (gpu(5, GIB // 4),), NOBODY, serving=True, warm=False)
     room = vram.headroom_before_death(-15, 10)
     assert room is not None
     assert room.free_bytes == 2 * GIB
@@ -205,8 +232,8 @@ def test_what_the_death_itself_freed_is_no_headroom() -> None:
 
 def test_a_peak_between_the_last_poll_and_the_death_still_counts() -> None:
     vram = Vram(Parameters())
-    vram.observe(0, (gpu(0, 180 * GIB),), serving=True, warm=False)
-    vram.observe(15, (gpu(15, GIB // 4, 192 * GIB - MIB),), serving=True, warm=False)
+    vram.observe(0, (gpu(0, 180 * GIB),), NOBODY, serving=True, warm=False)
+    vram.observe(15, (gpu(15, GIB // 4, 192 * GIB - MIB),), NOBODY, serving=True, warm=False)
     room = vram.headroom_before_death(-15, 20)
     assert room is not None
     assert room.free_bytes == MIB
@@ -215,7 +242,7 @@ def test_a_peak_between_the_last_poll_and_the_death_still_counts() -> None:
 def test_the_worst_gpu_of_a_group_speaks() -> None:
     vram = Vram(Parameters())
     group = (gpu(0, 150 * GIB), gpu(0, 191 * GIB, name="0000:c6:00.0"), gpu(0, 150 * GIB, name="0000:c7:00.0"))
-    vram.observe(0, group, serving=False, warm=False)
+    vram.observe(0, group, NOBODY, serving=False, warm=False)
     room = vram.headroom_now()
     assert room is not None
     assert room.gpu == "0000:c6:00.0"
@@ -223,8 +250,8 @@ def test_the_worst_gpu_of_a_group_speaks() -> None:
 
 def test_a_gpu_that_vanishes_is_forgotten() -> None:
     vram = Vram(Parameters())
-    vram.observe(0, (gpu(0, 150 * GIB), gpu(0, 191 * GIB, name="0000:c6:00.0")), serving=False, warm=False)
-    vram.observe(5, (gpu(5, 150 * GIB),), serving=False, warm=False)
+    vram.observe(0, (gpu(0, 150 * GIB), gpu(0, 191 * GIB, name="0000:c6:00.0")), NOBODY, serving=False, warm=False)
+    vram.observe(5, (gpu(5, 150 * GIB),), NOBODY, serving=False, warm=False)
     assert [seen.gpu for seen in vram.readings()] == [GPU]
 
 

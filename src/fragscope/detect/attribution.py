@@ -5,12 +5,13 @@ and its public sources are in docs/detector.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from fragscope.detect.allocator import times
 from fragscope.detect.parameters import GIB, Parameters
-from fragscope.detect.statistics import sigmoid
 from fragscope.detect.vram import Headroom
-from fragscope.model import MEMORY_CAUSES, Cause, Evidence, Fact, LogFact
+from fragscope.detect.waterfall import UNSEEN, Inside
+from fragscope.model import Cause, Evidence, Fact, LogFact
 
 MEMORY = "memory"
 """The `cause` of evidence that speaks for or against any memory cause."""
@@ -23,6 +24,7 @@ class Circumstances:
     crashed: bool
     usage_ratio: float | None = None
     headroom: Headroom | None = None
+    inside: Inside = UNSEEN
     growing: bool | None = None
     lost: float | None = None
     worked: bool | None = None
@@ -34,56 +36,18 @@ class Circumstances:
     """0..1: an earlier undrained crash, decayed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """An episode weighed: its log-odds for a memory cause, the causes' probabilities, what spoke."""
-
-    score: float
-    probabilities: Mapping[Cause, float]
-    cause: Cause
-    confirmed: bool
-    evidence: tuple[Evidence, ...] = field(default=())
-
-    @property
-    def memory_probability(self) -> float:
-        """The memory causes together."""
-        return sum(self.probabilities.get(cause, 0.0) for cause in MEMORY_CAUSES)
-
-
 def weigh(
     circumstances: Circumstances, told: LogFact | None, parameters: Parameters
 ) -> tuple[float, tuple[Evidence, ...]]:
-    """The clipped log-odds of an episode on its own, and the evidence they are made of."""
-    rows = _crash(circumstances, parameters) if circumstances.crashed else _alive(circumstances, parameters)
+    """The clipped log-odds of an episode on its own, and the evidence they are made of, strongest first."""
+    rows = _crash(circumstances, parameters) if circumstances.crashed else _alive(circumstances, told, parameters)
     rows += _log(circumstances, told, parameters)
     w = parameters.weights
-    score = min(w.clip_high, max(w.clip_low, w.prior + sum(row.weight for row in rows)))
+    rows.append(_row("prior", None, "", w.prior, "how often it is memory where nothing else is known"))
+    score = min(w.clip_high, max(w.clip_low, sum(row.weight for row in rows)))
     if told is not None and told.what is Fact.OOM:
-        score = w.clip_high
-    return score, tuple(rows)
-
-
-def judge(
-    score: float,
-    earlier: float,
-    evidence: tuple[Evidence, ...],
-    circumstances: Circumstances,
-    told: LogFact | None,
-    parameters: Parameters,
-) -> Judgement:
-    """Turns log-odds into a cause; `earlier` is what past memory episodes still add."""
-    probability = sigmoid(score + earlier)
-    confirmed = told is not None and told.what is Fact.OOM
-    shares = (
-        memory_shares(told.facts, parameters) if told is not None and confirmed else {Cause.MEMORY_UNDETERMINED: 1.0}
-    )
-    probabilities = {cause: probability * share for cause, share in shares.items()}
-    other = _other_cause(circumstances, told)
-    probabilities[other] = 1 - probability
-    likeliest = max(probabilities, key=lambda name: probabilities[name])
-    # Without a look at the GPUs or the allocator's words the prior alone would name memory.
-    cause = likeliest if confirmed or circumstances.headroom is not None else other
-    return Judgement(score, probabilities, cause, confirmed, evidence)
+        score = w.allocator_oom if "ooms" in told.facts else w.clip_high
+    return score, tuple(sorted(rows, key=lambda row: -abs(row.weight)))
 
 
 def memory_shares(facts: Mapping[str, float], parameters: Parameters) -> dict[Cause, float]:
@@ -121,14 +85,6 @@ def _fragmentation_share(stranded_ratio: float, p: Parameters) -> float:
     return p.share_low + position * (p.share_high - p.share_low)
 
 
-def _other_cause(circumstances: Circumstances, told: LogFact | None) -> Cause:
-    if told is not None and told.what in (Fact.SHUTDOWN, Fact.PLANNED_STOP):
-        return Cause.SHUTDOWN
-    if circumstances.seen_by_health or (told is not None and told.what is Fact.ENGINE_DEATH):
-        return Cause.ENGINE_FAULT
-    return Cause.UNEXPLAINED
-
-
 def _crash(c: Circumstances, p: Parameters) -> list[Evidence]:
     w = p.weights
     rows = _usage(c, p, w.usage_low, w.usage_high, "the engine died")
@@ -138,6 +94,7 @@ def _crash(c: Circumstances, p: Parameters) -> list[Evidence]:
         rows.append(_headroom(c.headroom, weight))
     if c.growing is not None:
         rows.append(_growth(w.growing if c.growing else w.not_growing, growing=c.growing))
+    rows += _allocator(c, p)
     rows += _lost(c, p)
     if c.drained:
         rows.append(_row("drained", None, "", w.drained, "the engine had been emptied before it went: a planned stop"))
@@ -145,6 +102,29 @@ def _crash(c: Circumstances, p: Parameters) -> list[Evidence]:
         weight = w.earlier_crash * c.earlier_crash
         rows.append(_row("earlier_crash", c.earlier_crash, "", weight, "it had crashed before with work in flight"))
     return rows
+
+
+def _allocator(c: Circumstances, p: Parameters) -> list[Evidence]:
+    """What the allocators showed just before a death; nothing where nobody listened to them."""
+    w, held = p.weights, c.inside.held
+    if held is None:
+        return []
+    if held.retries > 0:
+        words = f"the allocator on {held.gpu} ran into a full device {times(held.retries)} in the last seconds"
+        rows = [_row("allocator_retries", held.retries, "", w.retries, words)]
+    else:
+        words = f"the allocator on {held.gpu} had not run into a full device in the last seconds"
+        rows = [_row("allocator_retries", 0.0, "", w.no_retries, words)]
+    if c.headroom is None:
+        return rows
+    split, need, free = held.inactive_split_bytes, c.headroom.need_bytes, c.headroom.free_bytes
+    stranded = split > need > free
+    sentence = (
+        f"{split / GIB:.2f} GiB were stranded in split segments and {free / GIB:.2f} GiB free, "
+        f"where a step needs {need / GIB:.2f} GiB"
+    )
+    row = _row("inactive_split", split, "bytes", w.split if stranded else w.no_split, sentence)
+    return [*rows, replace(row, cause=str(Cause.FRAGMENTATION)) if stranded else row]
 
 
 def _lost(c: Circumstances, p: Parameters) -> list[Evidence]:
@@ -166,7 +146,7 @@ def _lost(c: Circumstances, p: Parameters) -> list[Evidence]:
     return [_row("lost_work", 0.0, "requests", p.weights.lost_idle, "nothing was in flight: the engine died idle")]
 
 
-def _alive(c: Circumstances, p: Parameters) -> list[Evidence]:
+def _alive(c: Circumstances, told: LogFact | None, p: Parameters) -> list[Evidence]:
     w = p.weights
     rows = _usage(c, p, w.alive_usage_low, w.usage_high, "requests failed")
     rows.append(
@@ -184,6 +164,9 @@ def _alive(c: Circumstances, p: Parameters) -> list[Evidence]:
         rows.append(_headroom(c.headroom, weight))
     if c.growing is not None:
         rows.append(_growth(w.alive_growing if c.growing else w.not_growing, growing=c.growing))
+    if c.inside.held is not None and (told is None or told.what is not Fact.OOM):
+        words = "the allocator counted no out-of-memory error while requests failed"
+        rows.append(_row("allocator_ooms", 0.0, "", w.alive_no_ooms, words))
     if c.queueing:
         rows.append(
             _row(
@@ -230,14 +213,29 @@ def _log(c: Circumstances, told: LogFact | None, p: Parameters) -> list[Evidence
             return []
         weight = w.log_silent if c.crashed else w.alive_log_silent
         return [_row("log", None, "", weight, "the log was there and shows no out-of-memory message")]
+    if told.what is Fact.OOM and "ooms" in told.facts:
+        ooms = told.facts["ooms"]
+        words = f"the allocator of a worker counted {ooms:.0f} out-of-memory error{'s' if ooms > 1 else ''}"
+        return [_row("allocator_ooms", ooms, "", w.allocator_oom, words)]
     if told.what is Fact.OOM:
         return [_row("log_oom", told.facts.get("tried"), "bytes", w.log_oom, _oom_sentence(told.facts))]
-    if told.what is Fact.PLANNED_STOP:
-        return [_row("planned_stop", None, "", w.marker, "the planned-stop marker had just been touched")]
-    if told.what is Fact.SHUTDOWN:
-        return [_row("log_shutdown", None, "", w.log_shutdown, "the log shows that a shutdown was asked for first")]
+    if told.what in _EXPLAINED:
+        name, sentence = _EXPLAINED[told.what]
+        signal = str(told.what) if told.what is Fact.PLANNED_STOP else f"log_{told.what}"
+        return [_row(signal, None, "", getattr(w, name), sentence)]
     weight = w.log_silent if c.crashed else w.alive_log_silent
     return [_row("log_death", None, "", weight, "the log names the engine's death, and no out-of-memory message")]
+
+
+_EXPLAINED = {
+    Fact.PLANNED_STOP: ("marker", "the planned-stop marker had just been touched"),
+    Fact.SHUTDOWN: ("log_shutdown", "the log shows that a shutdown was asked for first"),
+    Fact.DRIVER_FAULT: ("log_fault", "the log shows a fault of the GPU or its driver first"),
+    Fact.HOST_OOM: ("log_fault", "the log shows that the host's own memory ran out first"),
+    Fact.REFUSAL: ("log_fault", "the log shows that vLLM refused to start for lack of room for its KV pool"),
+    Fact.REQUEST_TOO_LONG: ("log_request", "the log shows requests longer than the model allows"),
+}
+"""Texts that explain a failure without memory outside the pool: the weight's name, and the sentence."""
 
 
 def _oom_sentence(facts: Mapping[str, float]) -> str:

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from fragscope.detect.allocator import Allocators
 from fragscope.detect.attribution import Circumstances
 from fragscope.detect.correlation import Correlation
 from fragscope.detect.engine import EngineWindow
 from fragscope.detect.episodes import Docket
+from fragscope.detect.forecast import Outlook
+from fragscope.detect.measures import EVIDENCE, Tallies, measures_of
 from fragscope.detect.parameters import Parameters
 from fragscope.detect.signals import Finding, Lingering, engine_findings, target_findings
 from fragscope.detect.testimony import Span
@@ -20,23 +23,10 @@ from fragscope.detect.verdict import (
     sentence_of,
 )
 from fragscope.detect.vram import Headroom, Vram
+from fragscope.detect.waterfall import Inside
 from fragscope.detect.window import Answer, BeforeDeath, TargetWindow, Turn
-from fragscope.model import (
-    Assessment,
-    Cause,
-    Condition,
-    EngineMeasure,
-    GpuMeasure,
-    GpuReading,
-    Measures,
-    Part,
-    Reason,
-    Sample,
-    Verdict,
-)
+from fragscope.model import Assessment, Cause, Condition, Part, Reason, Sample, Verdict
 
-EVIDENCE = ("engine", "gpu", "own_bytes", "allocator", "log")
-"""The kinds of evidence a verdict can rest on."""
 _CLOCK_SET_BACK_S = 60.0
 """A sample that is older than this is no late sample: somebody set the clock of a recording's host."""
 
@@ -52,12 +42,13 @@ class Detector:
         self._docket = Docket(self._p)
         self._presence = Presence(self._p)
         self._phase = PhaseMachine(self._p)
+        self._allocators = Allocators(self._p)
+        self._outlook = Outlook(self._p)
         self._correlation = Correlation(self._p)
         self._target_lingering = Lingering(self._p)
         self._engine_lingering: dict[str, Lingering] = {}
         self._log_since: float | None = None
-        self._restarts = {"planned": 0, "unplanned": 0, "unknown": 0}
-        self._lost_total = 0.0
+        self._tallies = Tallies()
         self._lost: tuple[float | None, float] | None = None
         self._process_since = float("-inf")
         self._at = float("-inf")
@@ -71,14 +62,15 @@ class Detector:
         if self._window.process is not None:
             self._process_since = self._window.process.first_seen_at
         turn = self._window.observe(sample)
-        if sample.log_facts:
-            self._docket.hear(sample.log_facts, at, self._circumstances(crashed=False), self._span(at))
+        facts = sample.log_facts + self._allocators.observe(self.target, sample.allocators, at)
+        if facts:
+            self._docket.hear(facts, at, self._circumstances(at), self._span(at), alive=self._alive())
         if turn.died:
             self._died(at, turn.before)
         if turn.restarted or turn.returned:
             self._came_back(at, turn)
         self._count(turn)
-        self._vram.observe(at, sample.gpus, serving=self._serving(), warm=self._warm(at))
+        self._vram.observe(at, sample.gpus, self._allocators, serving=self._serving(), warm=self._warm(at))
         self._weigh_failures(at, turn)
         self._docket.advance(at)
         if self._docket.open is None:
@@ -98,19 +90,25 @@ class Detector:
 
     def _listen(self, sample: Sample, at: float) -> None:
         spoke = {"gpu"} if sample.gpus else set()
-        spoke |= {"engine"} if sample.engines else set()
-        spoke |= {"allocator"} if sample.allocators else set()
-        spoke |= {"own_bytes"} if any(gpu.own_bytes is not None for gpu in sample.gpus) else set()
-        log_gap = any(gap.part is Part.LOG for gap in sample.gaps)
+        if sample.engines:
+            spoke.add("engine")
+        if sample.allocators:
+            spoke.add("allocator")
+        for gpu in sample.gpus:
+            if gpu.own_bytes is not None:
+                spoke.add("own_bytes")
+        log_gap = False
+        for gap in sample.gaps:
+            log_gap = log_gap or gap.part is Part.LOG
+            if gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED:
+                self._vram.clear()
+                self._presence.silence("gpu")
         if log_gap:
             self._log_since = None
             self._presence.silence("log")
         else:
             spoke.add("log")
             self._log_since = at if self._log_since is None else self._log_since
-        if any(gap.part is Part.GPU and gap.reason is Reason.UNASSIGNED for gap in sample.gaps):
-            self._vram.clear()
-            self._presence.silence("gpu")
         self._presence.observe(at, spoke)
 
     def _span(self, at: float, died_at: float | None = None, last_good_at: float | None = None) -> Span:
@@ -120,6 +118,9 @@ class Detector:
         since = self._process_since if died_at is not None else alive_since
         good_at = last_good_at if last_good_at is not None else self._window.last_good_at
         return Span(since, good_at if good_at is not None else at, died_at)
+
+    def _alive(self) -> bool:
+        return self._window.process is not None and not self._window.dead
 
     def _serving(self) -> bool:
         process = self._window.process
@@ -133,16 +134,25 @@ class Detector:
             engine.reading is not None and engine.reading.sleeping for engine in self._window.engines.values()
         )
 
-    def _circumstances(self, *, crashed: bool) -> Circumstances:
+    def _circumstances(self, at: float) -> Circumstances:
         last = self._window.totals.last()
+        headroom = self._headroom()
         return Circumstances(
-            crashed=crashed,
+            crashed=False,
             usage_ratio=self._window.usage_ratio(),
-            headroom=self._headroom(),
+            headroom=headroom,
+            inside=self._inside(headroom, at),
             growing=self._growing(),
             queueing=any(_waits(engine) for engine in self._window.engines.values()),
             log_present=self._log_since is not None and last is not None and self._log_since <= last.at,
         )
+
+    def _inside(self, headroom: Headroom | None, at: float) -> Inside:
+        """The worst card's memory by owner as of `at`."""
+        if headroom is None:
+            return Inside(self._allocators.held(None, at, self._p.window_s))
+        held = self._allocators.held(headroom.gpu, at, self._p.window_s)
+        return Inside(held, self._vram.parts(headroom.gpu, at))
 
     def _growing(self) -> bool | None:
         return self._vram.growing() if self._presence.has("gpu", self._at) else None
@@ -158,6 +168,7 @@ class Detector:
             crashed=True,
             usage_ratio=before.usage_ratio if before is not None else None,
             headroom=headroom,
+            inside=self._inside(headroom, last_good_at),
             growing=self._growing(),
             lost=before.lost if before is not None else None,
             worked=before.worked if before is not None else None,
@@ -172,7 +183,7 @@ class Detector:
 
     def _came_back(self, at: float, turn: Turn) -> None:
         if turn.restarted:
-            self._restarts[self._kind_of_restart()] += 1
+            self._tallies.restarts[self._kind_of_restart()] += 1
             self._vram.rebase()
             self._count_lost(at)
         if turn.returned:
@@ -183,7 +194,7 @@ class Detector:
         """Once it is sure that the process is gone: a server that was only cut off has lost nothing."""
         if self._lost is not None:
             usage_ratio, lost = self._lost
-            self._lost_total += lost
+            self._tallies.lost_total += lost
             self._correlation.lose(at, usage_ratio, lost)
         self._lost = None
 
@@ -203,7 +214,7 @@ class Detector:
         if turn.answer is not Answer.GOOD or turn.total is None or turn.total.outcomes.server_error <= 0:
             return
         if self._correlation.failing(at):
-            self._docket.failed(at, self._circumstances(crashed=False), self._span(at))
+            self._docket.failed(at, self._circumstances(at), self._span(at))
 
     def _forget_the_gone(self, at: float) -> None:
         process = self._window.process
@@ -214,6 +225,7 @@ class Detector:
             return
         self._window.forget()
         self._vram.rebase()
+        self._allocators.clear()
         self._engine_lingering.clear()
         self._presence.forget()
         self._docket.end_held()
@@ -222,16 +234,24 @@ class Detector:
         fresh = turn.answer is Answer.GOOD
         enough = self._presence.enough(at, engine_gone=self._window.dead)
         engine_up = self._window.last_polled is Answer.GOOD
-        stand = self._phase.update(at, self._docket, self._vram, self._headroom(), enough=enough, engine_up=engine_up)
+        headroom = self._headroom()
+        watch = self._outlook.update(at, self._vram, self._allocators, seen=headroom is not None)
+        blind = headroom is None and self._vram.last_at() is not None
+        stand = self._phase.update(at, self._docket, headroom, watch, enough=enough, engine_up=engine_up, blind=blind)
         shared = self._target_lingering.update(at, target_findings(self._window, at, self._p, fresh=fresh))
-        missing = tuple(kind for kind in EVIDENCE if not self._presence.has(kind, at))
+        available = {kind: self._presence.has(kind, at) for kind in EVIDENCE}
+        missing = tuple(kind for kind in EVIDENCE if not available[kind])
         present = self._window.engines
-        self._engine_lingering = {name: kept for name, kept in self._engine_lingering.items() if name in present}
+        for gone in [name for name in self._engine_lingering if name not in present]:
+            del self._engine_lingering[gone]
         verdicts = tuple(
             self._verdict(at, engine, self._findings(at, engine, shared, fresh=fresh), stand, missing)
             for engine in (self._window.engines.values() or (None,))
         )
-        return Assessment(verdicts, self._measures(at))
+        measures = measures_of(
+            at, self.target, self._window, self._vram, self._correlation, self._docket, self._tallies, available
+        )
+        return Assessment(verdicts, measures)
 
     def _findings(self, at: float, engine: EngineWindow | None, shared: list[Finding], *, fresh: bool) -> list[Finding]:
         if engine is None or engine.reading is None:
@@ -240,6 +260,8 @@ class Detector:
         awake = fresh or not self._window.dead
         own = engine_findings(engine, self._p, fresh=fresh) if awake else []
         found = shared + lingering.update(at, own)
+        if len(found) < 2:
+            return found
         return sorted(found, key=lambda finding: _STRENGTH[finding.condition])
 
     def _verdict(
@@ -267,11 +289,12 @@ class Detector:
             since=stand.since,
             probabilities=probabilities_of(shown),
             sentence=sentence_of(cause, stand, episode, evidence, missing),
-            remedy=remedy_of(cause, stand.phase, episode),
+            remedy=remedy_of(cause, stand, episode),
             evidence=evidence,
             missing=missing,
             episodes=self._docket.opened_total,
             fragmentation_suspected=self._fragmentation_suspected(stand, cause),
+            ticket=stand.leading is not None or self._docket.deserves_ticket(at - self._p.hold_s),
         )
 
     def _fragmentation_suspected(self, stand: Stand, cause: str) -> bool:
@@ -280,52 +303,6 @@ class Detector:
         likely = stand.leading.judgement.probabilities.get(Cause.FRAGMENTATION, 0.0)
         named = cause in (Cause.FRAGMENTATION, Cause.MEMORY_UNDETERMINED)
         return named or likely >= self._p.fragmentation_probability
-
-    def _measures(self, at: float) -> Measures:
-        fresh_gpus = self._presence.has("gpu", at)
-        peaks = self._vram.peaks_bytes(at - self._p.peak_window_s)
-        return Measures(
-            at=at,
-            target=self.target,
-            engine_up=None if self._window.last_polled is None else self._window.last_polled is Answer.GOOD,
-            version=self._window.version,
-            outcomes=self._correlation.outcomes(),
-            failures=None if self._window.dead else self._correlation.failures(at),
-            log_odds=self._correlation.log_odds(at),
-            gpus=tuple(self._gpu(gpu, peaks[gpu.gpu]) for gpu in self._vram.readings()) if fresh_gpus else (),
-            engines=tuple(self._engine(at, engine) for engine in self._window.engines.values()),
-            available={kind: self._presence.has(kind, at) for kind in EVIDENCE},
-            memory_failures=dict(self._docket.memory_failures),
-            restarts=dict(self._restarts),
-            lost_total=self._lost_total,
-        )
-
-    def _gpu(self, gpu: GpuReading, peak_bytes: int) -> GpuMeasure:
-        growth = self._vram.growth(gpu.gpu)
-        return GpuMeasure(
-            gpu=gpu.gpu,
-            total_bytes=gpu.total_bytes,
-            used_bytes=gpu.used_bytes,
-            peak_used_bytes=peak_bytes,
-            own_bytes=gpu.own_bytes,
-            growth_bytes_per_s=growth[0] if growth is not None else None,
-            exhaustion_s=growth[1] if growth is not None else None,
-        )
-
-    def _engine(self, at: float, engine: EngineWindow) -> EngineMeasure:
-        reading, last = engine.reading, engine.polls.last()
-        alive = not self._window.dead and self._presence.has("engine", at)
-        usages = [
-            poll.usage_ratio for poll in engine.polls.since(at - self._p.peak_window_s) if poll.usage_ratio is not None
-        ]
-        usage = last.usage_ratio if last is not None and alive else None
-        return EngineMeasure(
-            engine=reading.engine if reading is not None else "",
-            model_name=reading.model_name if reading is not None else "",
-            kv_usage_ratio=usage,
-            kv_usage_peak_ratio=max(usages, default=None) if alive else None,
-            block_waste_ratio=block_waste_ratio(engine, len(self._window.engines)) if alive else None,
-        )
 
 
 def shifted(sample: Sample, seconds: float) -> Sample:
@@ -338,23 +315,6 @@ def shifted(sample: Sample, seconds: float) -> Sample:
         allocators=tuple(replace(a, at=a.at + seconds) for a in sample.allocators),
         log_facts=tuple(replace(f, at=f.at + seconds) for f in sample.log_facts),
     )
-
-
-def block_waste_ratio(engine: EngineWindow, engines: int) -> float | None:
-    """Internal fragmentation: the share of used KV slots that hold no token, 0..1.
-
-    R running sequences leave (B - 1) / 2 slots of their last block empty on average, of usage * N * B used
-    slots (docs/detector.md). None without a pool's geometry, without work, or at usage 0.
-    `num_gpu_blocks` is the sum over the server's engines.
-    """
-    reading = engine.reading
-    if reading is None or reading.cache_config is None or not reading.running or not reading.kv_usage_ratio:
-        return None
-    block, blocks = reading.cache_config.block_size, reading.cache_config.num_gpu_blocks
-    if not block or not blocks:
-        return None
-    used_slots = reading.kv_usage_ratio * blocks / engines * block
-    return min(1.0, reading.running * (block - 1) / 2 / used_slots)
 
 
 _STRENGTH = {condition: rank for rank, condition in enumerate(Condition)}

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from fragscope.detect.outcomes import Increments
 from fragscope.detect.parameters import Parameters
+from fragscope.detect.statistics import Highest
 from fragscope.model import EngineReading
 
 
@@ -43,6 +44,7 @@ class Recent(Generic[Row]):
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self._rows: deque[Row] = deque()
+        self._window: deque[Row] = deque()
 
     def add(self, row: Row) -> None:
         """Adds the newest row and drops what no window reaches any more."""
@@ -50,18 +52,31 @@ class Recent(Generic[Row]):
         keep_since = row.at - max(self._p.drain_window_s, self._p.peak_window_s)
         while len(self._rows) > self._p.window_polls + 1 and self._rows[0].at < keep_since:
             self._rows.popleft()
+        window, since = self._window, row.at - self._p.window_s
+        window.append(row)
+        while len(window) > self._p.window_polls and window[0].at < since:
+            window.popleft()
 
     def last(self) -> Row | None:
         """The newest row."""
         return self._rows[-1] if self._rows else None
 
-    def window(self) -> list[Row]:
+    def window(self) -> deque[Row]:
         """The last `window_s`, or the last `window_polls` rows where these reach further back."""
-        return self._back(self._p.window_s, self._p.window_polls)
+        return self._window
 
     def before_death(self) -> list[Row]:
         """The last `window_s`, at least two rows if there are two."""
-        return self._back(self._p.window_s, 2)
+        if not self._rows:
+            return []
+        since = self._rows[-1].at - self._p.window_s
+        found: list[Row] = []
+        for row in reversed(self._rows):
+            if row.at < since and len(found) >= 2:
+                break
+            found.append(row)
+        found.reverse()
+        return found
 
     def since(self, at: float) -> Iterator[Row]:
         """Rows at or after `at`, newest first."""
@@ -70,21 +85,10 @@ class Recent(Generic[Row]):
                 return
             yield row
 
-    def _back(self, seconds: float, rows: int) -> list[Row]:
-        if not self._rows:
-            return []
-        since = self._rows[-1].at - seconds
-        found: list[Row] = []
-        for row in reversed(self._rows):
-            if row.at < since and len(found) >= rows:
-                break
-            found.append(row)
-        found.reverse()
-        return found
-
     def clear(self) -> None:
         """Forgets everything: another process answers now."""
         self._rows.clear()
+        self._window.clear()
 
 
 _BUSY_SLOT_S = 60.0
@@ -107,6 +111,7 @@ class EngineWindow:
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self.polls: Recent[Poll] = Recent(parameters)
+        self.peak_usage = Highest(parameters.peak_window_s)
         self.reading: EngineReading | None = None
         self.last_full_at: float | None = None
         self.stalled_since: float | None = None
@@ -119,6 +124,8 @@ class EngineWindow:
         poll = self._poll(reading)
         self.reading = reading
         self.polls.add(poll)
+        if poll.usage_ratio is not None:
+            self.peak_usage.add(poll.at, poll.usage_ratio)
         self._count_busy(poll)
         self._follow_stall(poll)
         return poll
@@ -126,6 +133,7 @@ class EngineWindow:
     def restart(self) -> None:
         """Forgets the old process; its last reading stays, for whoever asks what it was."""
         self.polls.clear()
+        self.peak_usage.clear()
         self._busy.clear()
         self.last_full_at = None
         self.stalled_since = None
@@ -136,10 +144,10 @@ class EngineWindow:
         before = self.reading
         if before is None:
             return Poll(now.at, now.kv_usage_ratio, now.running or 0.0, now.waiting or 0.0, 0.0, worked=False)
-        moved = (
-            _rise(now.prompt_tokens_total, before.prompt_tokens_total),
-            _rise(now.first_tokens_total, before.first_tokens_total),
-            _rise(now.generation_tokens_total, before.generation_tokens_total),
+        worked = (
+            _rise(now.generation_tokens_total, before.generation_tokens_total) > 0
+            or _rise(now.prompt_tokens_total, before.prompt_tokens_total) > 0
+            or _rise(now.first_tokens_total, before.first_tokens_total) > 0
         )
         return Poll(
             at=now.at,
@@ -147,7 +155,7 @@ class EngineWindow:
             running=now.running or 0.0,
             waiting=now.waiting or 0.0,
             preemptions=_rise(now.preemptions_total, before.preemptions_total),
-            worked=any(rise > 0 for rise in moved),
+            worked=worked,
         )
 
     def _count_busy(self, poll: Poll) -> None:

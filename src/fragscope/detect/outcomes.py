@@ -73,12 +73,15 @@ class Ledger:
         if last is None or not counting:
             self._last = {**(last or {}), **page}
             return NOTHING
-        # A row that is missing from one page lowers a sum, and its return would look like a burst.
-        now = {**last, **{name: max(value, last.get(name, value)) for name, value in page.items()}}
-        deltas = {name: now.get(name, 0.0) - last.get(name, now.get(name, 0.0)) for name in _COUNTERS}
-        self._last = now
-        for name, delta in deltas.items():
-            self._sums[name] += delta
+        deltas = dict.fromkeys(_COUNTERS, 0.0)
+        now = self._last = dict(last)
+        for name, value in page.items():
+            before = last.get(name, value)
+            # A row that is missing from one page lowers a sum, and its return would look like a burst.
+            now[name] = max(value, before)
+            if value > before:
+                deltas[name] = value - before
+                self._sums[name] += value - before
         return self._increments(deltas, _in_flight(engines), page.keys())
 
     def _increments(self, deltas: dict[str, float], in_flight: float, shown: Collection[str]) -> Increments:

@@ -43,8 +43,15 @@ class Weights:
     drained: float = threshold(-3.0, "the engine was emptied first: somebody stopped it")
     log_oom: float = threshold(6.0, "the allocator's own words")
     log_shutdown: float = threshold(-6.0, "the log shows that a stop was asked for first")
+    log_fault: float = threshold(-6.0, "a driver fault, the host's own lack of memory or a refused start came first")
+    log_request: float = threshold(-3.0, "requests longer than the model allows: the clients' limit")
     log_silent: float = threshold(-4.0, "the log was there and names neither")
     marker: float = threshold(-6.0, "a preStop hook touched the planned-stop file")
+    retries: float = threshold(2.5, "the allocator flushed its cache in the last seconds: the device was full")
+    no_retries: float = threshold(-0.3, "it did not")
+    split: float = threshold(0.8, "more is stranded than a step needs, and less is free")
+    no_split: float = threshold(-0.3, "that is not so")
+    allocator_oom: float = threshold(5.5, "the allocator counted an out-of-memory error: an episode's sum")
     earlier_crash: float = threshold(0.7, "an earlier undrained crash, times its decay, if headroom was short")
     alive: float = threshold(-2.0, "the engine survived: an out-of-memory error in a step kills vLLM V1")
     alive_usage_low: float = threshold(0.4, "failures without a crash at low KV usage")
@@ -53,6 +60,7 @@ class Weights:
     alive_headroom_ample: float = threshold(-1.0, "the same, free >= 2 of the need")
     alive_growing: float = threshold(0.8, "failures without a crash while VRAM climbs")
     alive_queue: float = threshold(-1.5, "requests wait: the scheduler or a queue limit is the likelier reason")
+    alive_no_ooms: float = threshold(-1.0, "the allocator counted no out-of-memory error while requests failed")
     alive_log_silent: float = threshold(-3.0, "the log was there and has no out-of-memory message")
 
 
@@ -96,7 +104,8 @@ class Thresholds:
     starting_s: float = threshold(600.0, "a process without a token is starting this long")
 
     trend_bucket_s: float = threshold(60.0, "minimum per minute: saw-teeth vanish, retained memory stays")
-    trend_buckets: int = threshold(30, "half an hour")
+    trend_long_bucket_s: float = threshold(3600.0, "a second ring of hours: leaks that take days (vllm#28230)")
+    trend_buckets: int = threshold(30, "half an hour of minutes, thirty hours")
     trend_min_buckets: int = threshold(10, "fewer say nothing")
     trend_tie_bytes: int = threshold(16 * MIB, "smaller differences are ties (Mann-Kendall)")
     trend_step_bytes: int = threshold(32 * MIB, "a step is larger than a small allocator segment")
@@ -110,6 +119,13 @@ class Thresholds:
     watch_leave_s: float = threshold(43200.0, "and leave it beyond 12 h")
     watch_absent_s: float = threshold(120.0, "or when there has been no growth for this long")
 
+    baseline_span_s: float = threshold(300.0, "growth is counted from the first minutes after warm-up")
+    growth_bytes: int = threshold(1 * GIB, "smaller growth of a part of VRAM names no cause")
+    growth_large_ratio: float = threshold(0.04, "growth of this share of the card needs no staircase to be believed")
+    forecast_window_s: float = threshold(600.0, "allocator retries in this time make a forecast")
+    forecast_retries: int = threshold(2, "at least so many: one is a flush of the cache")
+    forecast_split_ratio: float = threshold(0.01, "with this share of the card stranded; a healthy run had none")
+
     need_min_bytes: int = threshold(64 * MIB, "smaller VRAM steps are noise")
     need_max_ratio: float = threshold(0.04, "larger ones are loads, not transients")
     need_default_ratio: float = threshold(0.01, "with no step seen, 1 % of the card")
@@ -122,6 +138,8 @@ class Thresholds:
     share_low: float = threshold(0.50, "at mixed_low_ratio")
     share_high: float = threshold(0.95, "from mixed_high_ratio on; linear between")
     share_unknown: float = threshold(0.05, "without the allocator's arithmetic")
+    share_expandable: float = threshold(0.10, "with expandable segments and nothing stranded, at most")
+    share_transient: float = threshold(0.80, "out of memory although twice the largest step was free: one huge step")
     fragmentation_probability: float = threshold(0.25, "enough to raise fragscope_fragmentation_suspected")
 
     weights: Weights = field(default_factory=Weights)
@@ -131,7 +149,8 @@ class Thresholds:
 class Parameters(Thresholds):
     """Everything the detector is set by: the times and the probability people tune, and the thresholds."""
 
-    suspected_probability: float = threshold(0.90, "9:1 before anyone is paged")
+    suspected_probability: float = threshold(0.90, "page: 9:1 before anyone is woken")
+    ticket_probability: float = threshold(0.75, "ticket: 3:1 is worth a look by day; at most the page's")
     hold_s: float = threshold(900.0, "a verdict stays at least this long after its last memory episode")
     forget_s: float = threshold(3600.0, "a gone engine's verdict stays published this long")
     episode_gap_s: float = threshold(60.0, "failures closer than this are one episode")
@@ -146,6 +165,8 @@ class Parameters(Thresholds):
                 _check(item.name, getattr(self, item.name))
         if not 0.5 <= self.suspected_probability < 1:
             raise ValueError(f"suspected_probability is {self.suspected_probability}, but must lie in 0.5..1")
+        if not 0 < self.ticket_probability < 1:
+            raise ValueError(f"ticket_probability is {self.ticket_probability}, but must lie in 0..1")
         if not self.band_mid_ratio <= self.band_high_ratio:
             raise ValueError(f"band_mid_ratio {self.band_mid_ratio} is above band_high_ratio {self.band_high_ratio}")
         for item in fields(self.weights):
@@ -153,7 +174,14 @@ class Parameters(Thresholds):
                 raise ValueError(f"weights.{item.name} is {getattr(self.weights, item.name)}, but must be a number")
 
 
-_POSITIVE = ("half_life_s", "trend_bucket_s", "trend_buckets", "window_polls", "need_default_ratio")
+_POSITIVE = (
+    "half_life_s",
+    "trend_bucket_s",
+    "trend_long_bucket_s",
+    "trend_buckets",
+    "window_polls",
+    "need_default_ratio",
+)
 
 
 def _check(name: str, value: float) -> None:

@@ -1,5 +1,6 @@
 """Conditions: what is true now, one function each, over the window's good polls."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fragscope.detect.engine import EngineWindow, Poll, Total
@@ -19,10 +20,27 @@ class Finding:
 
 def target_findings(window: TargetWindow, at: float, p: Parameters, *, fresh: bool) -> list[Finding]:
     """Conditions of the server as a whole; without a fresh good poll only its state can be told."""
-    rows = window.totals.window() if fresh else []
-    found = [engine_down(window), starting(window, at, p)]
-    found += [admission_limit(rows, p), client_errors(rows, p), client_aborts(rows, p)]
+    rows = window.totals.window() if fresh else ()
+    found = [engine_down(window), starting(window, at, p), *request_findings(rows, p)]
     return [finding for finding in found if finding is not None]
+
+
+def request_findings(rows: Collection[Total], p: Parameters) -> list[Finding | None]:
+    """What the answers of the window say; most windows hold nothing but successes."""
+    rejected = client_error = aborted = 0.0
+    for row in rows:
+        outcomes = row.outcomes
+        rejected += outcomes.admission_rejected
+        client_error += outcomes.client_error
+        aborted += outcomes.aborted
+    if max(rejected, client_error, aborted) < p.gate_min_failures:
+        return []
+    answered = sum(row.outcomes.answered for row in rows)
+    return [
+        admission_limit(rejected, answered, p),
+        client_errors(client_error, answered, p),
+        client_aborts(aborted, answered, p),
+    ]
 
 
 def engine_findings(window: EngineWindow, p: Parameters, *, fresh: bool) -> list[Finding]:
@@ -86,9 +104,9 @@ def kv_exhausted(window: EngineWindow, p: Parameters) -> Finding | None:
     return _finding(Condition.KV_EXHAUSTED, share, "ratio", words)
 
 
-def scheduler_limit(polls: list[Poll], p: Parameters) -> Finding | None:
+def scheduler_limit(polls: Sequence[Poll], p: Parameters) -> Finding | None:
     """Requests wait although the pool has room, and the number running stands still."""
-    if len(polls) < 2 or polls[-1].at - polls[0].at < p.scheduler_min_s:
+    if len(polls) < 2 or polls[-1].waiting <= 0 or polls[-1].at - polls[0].at < p.scheduler_min_s:
         return None
     running = [poll.running for poll in polls]
     usage = max((poll.usage_ratio for poll in polls if poll.usage_ratio is not None), default=None)
@@ -103,20 +121,18 @@ def scheduler_limit(polls: list[Poll], p: Parameters) -> Finding | None:
     return _finding(Condition.SCHEDULER_LIMIT, polls[-1].waiting, "requests", words)
 
 
-def admission_limit(rows: list[Total], p: Parameters) -> Finding | None:
+def admission_limit(k: float, answered: float, p: Parameters) -> Finding | None:
     """A queue limit turns requests away."""
-    k = sum(row.outcomes.admission_rejected for row in rows)
-    share = _gated_share(rows, k, p.admission_ratio, p)
+    share = _gated_share(k, answered, p.admission_ratio, p)
     if share is None:
         return None
     words = f"a queue limit refused {k:.0f} requests in the last seconds ({100 * share:.1f} % of the answers)"
     return _finding(Condition.ADMISSION_LIMIT, share, "ratio", words)
 
 
-def client_errors(rows: list[Total], p: Parameters) -> Finding | None:
+def client_errors(k: float, answered: float, p: Parameters) -> Finding | None:
     """Clients send what the server must refuse."""
-    k = sum(row.outcomes.client_error for row in rows)
-    share = _gated_share(rows, k, p.client_errors_ratio, p)
+    share = _gated_share(k, answered, p.client_errors_ratio, p)
     if share is None:
         return None
     return _finding(
@@ -127,19 +143,18 @@ def client_errors(rows: list[Total], p: Parameters) -> Finding | None:
     )
 
 
-def client_aborts(rows: list[Total], p: Parameters) -> Finding | None:
+def client_aborts(k: float, answered: float, p: Parameters) -> Finding | None:
     """Clients hang up; vLLM counts them as successes."""
-    k = sum(row.outcomes.aborted for row in rows)
-    share = _gated_share(rows, k, p.client_aborts_ratio, p)
+    share = _gated_share(k, answered, p.client_aborts_ratio, p)
     if share is None:
         return None
     words = f"at least {k:.0f} clients hung up in the last seconds ({100 * share:.1f} % of the answers)"
     return _finding(Condition.CLIENT_ABORTS, share, "ratio", words)
 
 
-def _gated_share(rows: list[Total], k: float, floor: float, p: Parameters) -> float | None:
+def _gated_share(k: float, answered: float, floor: float, p: Parameters) -> float | None:
     """The share of k among all answers if it is surely above `floor`, else None."""
-    n = max(k, sum(row.outcomes.answered for row in rows))
+    n = max(k, answered)
     if k < p.gate_min_failures or wilson(k, n, p.gate_z)[0] <= floor:
         return None
     return k / n
@@ -147,6 +162,9 @@ def _gated_share(rows: list[Total], k: float, floor: float, p: Parameters) -> fl
 
 def _finding(condition: Condition, value: float | None, unit: str, words: str) -> Finding:
     return Finding(condition, Evidence(str(condition), value, unit, 0.0, str(condition), words))
+
+
+_STRONGEST_FIRST = tuple(Condition)
 
 
 class Lingering:
@@ -160,11 +178,13 @@ class Lingering:
 
     def update(self, at: float, findings: list[Finding]) -> list[Finding]:
         """The findings that hold now or held a moment ago, strongest first."""
+        if not findings and not self._held:
+            return []
         now = {finding.condition for finding in findings}
         for finding in findings:
             self._held[finding.condition] = (at, finding)
         self._held = {c: kept for c, kept in self._held.items() if c in now or self._keep(c, at - kept[0])}
-        return [self._held[condition][1] for condition in Condition if condition in self._held]
+        return [self._held[condition][1] for condition in _STRONGEST_FIRST if condition in self._held]
 
     def _keep(self, condition: Condition, age_s: float) -> bool:
         return condition not in self._EXACT and age_s < self._linger_s

@@ -17,16 +17,22 @@ from typing import Any
 
 from fragscope import __version__, model
 from fragscope.detect import (
+    allocator,
     attribution,
     correlation,
     detector,
     engine,
     episodes,
+    forecast,
+    judgement,
+    measures,
     outcomes,
     signals,
+    staircase,
     statistics,
     testimony,
     verdict,
+    waterfall,
     window,
 )
 from fragscope.detect import vram as vram_module
@@ -37,17 +43,23 @@ FORMAT = 1
 
 _MODULES: tuple[ModuleType, ...] = (
     model,
+    allocator,
     attribution,
     correlation,
     detector,
     engine,
     episodes,
+    forecast,
+    judgement,
+    measures,
     outcomes,
     signals,
+    staircase,
     statistics,
     testimony,
     verdict,
     vram_module,
+    waterfall,
     window,
 )
 _NOTHING = (lambda: None).__code__

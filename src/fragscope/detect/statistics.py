@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class Decayed:
@@ -25,6 +25,38 @@ class Decayed:
         if self._value == 0.0:
             return 0.0
         return float(self._value * 0.5 ** (max(0.0, at - self._at) / self._half_life_s))
+
+
+class Highest:
+    """The highest value of the last `window_s`, in constant time: values that a later one tops are dropped."""
+
+    __slots__ = ("_rows", "_window_s")
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._rows: deque[tuple[float, float]] = deque()
+
+    def add(self, at: float, value: float) -> None:
+        """Adds a value at time `at` (not decreasing)."""
+        rows = self._rows
+        while rows and rows[-1][1] <= value:
+            rows.pop()
+        rows.append((at, value))
+        self._drop(at)
+
+    def value(self, at: float) -> float | None:
+        """The highest as of `at`; None where nothing was added in the window."""
+        self._drop(at)
+        return self._rows[0][1] if self._rows else None
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._rows.clear()
+
+    def _drop(self, at: float) -> None:
+        rows, since = self._rows, at - self._window_s
+        while rows and rows[0][0] < since:
+            rows.popleft()
 
 
 class Spacing:
@@ -85,20 +117,9 @@ def sigmoid(log_odds: float) -> float:
     return 1 / (1 + math.exp(-log_odds))
 
 
-def mann_kendall_z(values: Sequence[float], tie: float) -> float:
-    """Mann and Kendall's trend statistic as a z score; differences up to `tie` count as none."""
-    n = len(values)
-    if n < 3:
-        return 0.0
-    score = 0
-    for i in range(n - 1):
-        a = values[i]
-        for b in values[i + 1 :]:
-            if b - a > tie:
-                score += 1
-            elif a - b > tie:
-                score -= 1
-    if score == 0:
+def kendall_z(score: int, n: int) -> float:
+    """Mann and Kendall's trend statistic as a z score, from n values' count of rises minus falls over all pairs."""
+    if n < 3 or score == 0:
         return 0.0
     sd = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     return (score - math.copysign(1, score)) / sd
@@ -106,12 +127,12 @@ def mann_kendall_z(values: Sequence[float], tie: float) -> float:
 
 def theil_sen_slope(points: Sequence[tuple[float, float]]) -> float:
     """The median slope over all pairs of (x, y); 0 for fewer than two distinct x."""
-    slopes = sorted(
-        (y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x1
-    )
-    if not slopes:
-        return 0.0
-    middle = len(slopes) // 2
-    if len(slopes) % 2:
-        return slopes[middle]
-    return (slopes[middle - 1] + slopes[middle]) / 2
+    slopes = [(y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x1]
+    return median(slopes) if slopes else 0.0
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle value, or the mean of the two in the middle. Raises IndexError where there is none."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -9,15 +9,25 @@ from fragscope.model import Fact, LogFact
 _BURSTS_KEPT = 8
 _INTERLEAVED_S = 5.0
 """Several processes write one log: a death notice may overtake the message that explains it."""
+DEATH_NOTICES = (Fact.ENGINE_DEATH, Fact.WORKER_DEATH)
+"""That something died, not why: they give way to a reason that comes with them."""
+_REASONS = (Fact.OOM, Fact.DRIVER_FAULT, Fact.HOST_OOM, Fact.REFUSAL)
+HEARD = frozenset(Fact) - {Fact.STATS}
+"""Kinds that can explain a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The stretch that a fact must lie in to explain a failure; `died_at` is None while the engine lives."""
+    """The stretch that a fact must lie in to explain a failure.
+
+    `died_at` is None while the engine lives, `until` while the episode is open: what is said
+    after that is about something else.
+    """
 
     process_since: float
     last_good_at: float
     died_at: float | None = None
+    until: float | None = None
 
 
 @dataclass(slots=True)
@@ -34,10 +44,12 @@ class Testimony:
 
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
-        self._bursts: dict[Fact, deque[_Burst]] = {kind: deque(maxlen=_BURSTS_KEPT) for kind in Fact}
+        self._bursts: dict[Fact, deque[_Burst]] = {kind: deque(maxlen=_BURSTS_KEPT) for kind in Fact if kind in HEARD}
 
     def add(self, fact: LogFact) -> None:
         """Keeps a fact, in the burst it belongs to or as the first of a new one."""
+        if fact.what not in HEARD:
+            return
         figured = fact if {"tried", "free"} <= fact.facts.keys() else None
         for burst in self._bursts[fact.what]:
             if burst.first.at - self._p.episode_gap_s <= fact.at <= burst.last_at + self._p.episode_gap_s:
@@ -48,18 +60,28 @@ class Testimony:
         self._bursts[fact.what].append(_Burst(fact, fact.at, figured))
 
     def explains(self, span: Span) -> LogFact | None:
-        """What came first explains the rest; an out-of-memory message outranks a death notice it trails."""
-        relevant = [burst for kind in Fact for burst in self._bursts[kind] if self._bears_on(kind, burst, span)]
+        """What came first explains the rest; a reason outranks a death notice that it trails.
+
+        A request that was too long is refused every day: it explains failures of a living engine, where nothing
+        else does, and never a death.
+        """
+        relevant = [burst for kind in self._bursts for burst in self._bursts[kind] if self._bears_on(kind, burst, span)]
+        weighty = [burst for burst in relevant if burst.first.what is not Fact.REQUEST_TOO_LONG]
+        relevant = weighty or (relevant if span.died_at is None else [])
         if not relevant:
             return None
         first = min(relevant, key=lambda burst: burst.first.at)
-        ooms = [burst for burst in relevant if burst.first.what is Fact.OOM]
-        if first.first.what is Fact.ENGINE_DEATH and ooms and ooms[0].first.at - first.first.at <= _INTERLEAVED_S:
-            first = ooms[0]
+        if first.first.what in DEATH_NOTICES:
+            reasons = [
+                b for b in relevant if b.first.what in _REASONS and b.first.at - first.first.at <= _INTERLEAVED_S
+            ]
+            first = min(reasons, key=lambda burst: burst.first.at, default=first)
         return first.figured or first.first
 
     def _bears_on(self, kind: Fact, burst: _Burst, span: Span) -> bool:
         since = max(span.process_since, span.last_good_at - self._reach_s(kind))
+        if span.until is not None and burst.first.at > span.until:
+            return False
         if kind is Fact.PLANNED_STOP and span.died_at is not None:
             # What is touched after the death announces nothing: deleting a crashed pod runs its hook, too.
             since = max(span.process_since, span.died_at - self._p.planned_stop_valid_s)

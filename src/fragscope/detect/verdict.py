@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fragscope.detect.episodes import Docket, Episode
-from fragscope.detect.parameters import GIB, Parameters
+from fragscope.detect.attribution import MEMORY
+from fragscope.detect.episodes import Correction, Docket, Episode
+from fragscope.detect.forecast import Forecast
+from fragscope.detect.parameters import Parameters
 from fragscope.detect.signals import Finding
 from fragscope.detect.statistics import Spacing
-from fragscope.detect.vram import Headroom, Vram
+from fragscope.detect.vram import Headroom
 from fragscope.detect.words import REMEDIES, SENTENCES
 from fragscope.model import Cause, Evidence, Phase
 
@@ -21,19 +23,22 @@ class Presence:
         self._p = parameters
         self._spoke_at: dict[str, float] = {}
         self._spacing = Spacing()
+        self._fresh_s = parameters.stale_after_s
         self._polls = 0
 
     def observe(self, at: float, spoke: set[str]) -> None:
         """`spoke`: the evidence kinds heard in this sample."""
         self._spacing.observe(at)
-        self._spoke_at.update(dict.fromkeys(spoke, at))
+        self._fresh_s = self._spacing.fresh_s(self._p.stale_after_s)
+        for kind in spoke:
+            self._spoke_at[kind] = at
         if "engine" in spoke and self._others_present(at):
             self._polls += 1
 
     def has(self, kind: str, at: float) -> bool:
         """Whether this kind of evidence is fresh."""
         spoke_at = self._spoke_at.get(kind)
-        return spoke_at is not None and at - spoke_at <= self._spacing.fresh_s(self._p.stale_after_s)
+        return spoke_at is not None and at - spoke_at <= self._fresh_s
 
     def silence(self, kind: str) -> None:
         """This kind of evidence says itself that it is not there."""
@@ -50,7 +55,7 @@ class Presence:
         self._polls = 0
 
     def _others_present(self, at: float) -> bool:
-        return any(self.has(kind, at) for kind in ("gpu", "allocator", "log"))
+        return self.has("gpu", at) or self.has("log", at) or self.has("allocator", at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Stand:
     phase: Phase
     since: float
     leading: Episode | None
-    watch: tuple[str, float, float] | None
+    watch: Forecast | None
 
 
 class PhaseMachine:
@@ -71,38 +76,28 @@ class PhaseMachine:
         self._phase = Phase.UNKNOWN
         self._since: float | None = None
         self._headroom_since: float | None = None
-        self._watch: tuple[str, float, float] | None = None
-        self._watched_at = 0.0
 
     def update(
         self,
         at: float,
         docket: Docket,
-        vram: Vram,
         headroom: Headroom | None,
+        watch: Forecast | None,
         *,
         enough: bool,
         engine_up: bool,
+        blind: bool,
     ) -> Stand:
-        """The phase after this sample; `headroom` is None where no GPU is heard now."""
+        """The phase after this sample; `headroom` is None where no GPU is heard now, `blind`: but once was."""
         self._follow_headroom(at, headroom)
-        self._follow_growth(at, vram.exhaustion_s() if headroom is not None else None)
         newest = docket.newest_held()
-        blind = headroom is None and vram.last_at() is not None
         if newest is not None and not blind and self._over(at, newest, headroom, engine_up=engine_up):
             docket.end_held()
-        leading = docket.leading()
-        phase = self._phase_of(leading, enough=enough)
+        leading = docket.leading() if newest is not None else None
+        phase = _phase_of(leading, watch, enough=enough)
         if phase is not self._phase or self._since is None:
             self._phase, self._since = phase, at
-        return Stand(phase, self._since, leading, self._watch)
-
-    def _phase_of(self, leading: Episode | None, *, enough: bool) -> Phase:
-        if leading is not None:
-            return Phase.CONFIRMED if leading.judgement.confirmed else Phase.SUSPECTED
-        if not enough:
-            return Phase.UNKNOWN
-        return Phase.WATCH if self._watch is not None else Phase.CLEAR
+        return Stand(phase, self._since, leading, watch)
 
     def _over(self, at: float, newest: Episode, headroom: Headroom | None, *, engine_up: bool) -> bool:
         if not newest.closed or at - newest.last_at < self._p.hold_s or not engine_up:
@@ -117,12 +112,13 @@ class PhaseMachine:
         elif self._headroom_since is None:
             self._headroom_since = at
 
-    def _follow_growth(self, at: float, nearest: tuple[str, float, float] | None) -> None:
-        limit_s = self._p.watch_enter_s if self._watch is None else self._p.watch_leave_s
-        if nearest is not None and nearest[2] < limit_s:
-            self._watch, self._watched_at = nearest, at
-        elif nearest is not None or at - self._watched_at >= self._p.watch_absent_s:
-            self._watch = None
+
+def _phase_of(leading: Episode | None, watch: Forecast | None, *, enough: bool) -> Phase:
+    if leading is not None:
+        return Phase.CONFIRMED if leading.judgement.confirmed else Phase.SUSPECTED
+    if not enough:
+        return Phase.UNKNOWN
+    return Phase.WATCH if watch is not None else Phase.CLEAR
 
 
 def cause_of(stand: Stand, latest: Episode | None, findings: list[Finding]) -> str:
@@ -134,25 +130,35 @@ def cause_of(stand: Stand, latest: Episode | None, findings: list[Finding]) -> s
     return str(findings[0].condition) if findings else str(Cause.NONE)
 
 
+_NOTHING_LIKELY: Mapping[str, float] = {str(cause): 0.0 for cause in Cause}
+_NOTHING_OPEN: Mapping[str, float] = {**_NOTHING_LIKELY, str(Cause.NONE): 1.0}
+
+
 def probabilities_of(episode: Episode | None) -> Mapping[str, float]:
     """Over every cause and `none`; they sum to 1."""
-    table = {str(cause): 0.0 for cause in Cause}
     if episode is None:
-        return {**table, Cause.NONE: 1.0}
+        return _NOTHING_OPEN
     if episode.retracted:
-        return {**table, Cause.UNEXPLAINED: 1.0}
-    return {**table, **{str(cause): p for cause, p in episode.judgement.probabilities.items()}}
+        return {**_NOTHING_LIKELY, str(Cause.UNEXPLAINED): 1.0}
+    return {**_NOTHING_LIKELY, **{str(cause): p for cause, p in episode.judgement.probabilities.items()}}
 
 
 def evidence_of(episode: Episode | None, findings: list[Finding], stand: Stand) -> tuple[Evidence, ...]:
-    """What spoke, strongest first, then the conditions that hold."""
-    rows = sorted(episode.judgement.evidence, key=lambda row: -abs(row.weight)) if episode is not None else []
-    rows += [finding.evidence for finding in findings]
-    if stand.watch is not None:
-        gpu, slope, left_s = stand.watch
-        words = f"VRAM of {gpu} climbs by {slope * 3600 / GIB:.2f} GiB an hour; {left_s / 3600:.1f} h are left"
-        rows.append(Evidence("vram_growth", left_s, "s", 0.0, str(Cause.MEMORY_GROWTH), words))
-    return tuple(rows)
+    """What spoke, strongest first, what was corrected, then the conditions that hold and what is to come."""
+    rows = episode.judgement.evidence if episode is not None else ()
+    if episode is not None and episode.correction is not None:
+        rows += (_correction(episode, episode.correction),)
+    rows += tuple(finding.evidence for finding in findings)
+    return rows if stand.watch is None else (*rows, stand.watch.evidence)
+
+
+def _correction(episode: Episode, correction: Correction) -> Evidence:
+    late_s = correction.at - episode.judged_at
+    sentence = (
+        f"corrected {late_s:.0f} s after it was first said: {correction.was} "
+        f"({100 * correction.was_probability:.0f} % sure that it was memory) until {correction.why}"
+    )
+    return Evidence("correction", late_s, "s", 0.0, "correction", sentence)
 
 
 def sentence_of(
@@ -166,13 +172,23 @@ def sentence_of(
     if stand.phase is Phase.UNKNOWN and cause == Cause.NONE:
         return f"{SENTENCES['unknown']} Missing: {', '.join(missing) or 'a second poll'}."
     if stand.phase is Phase.WATCH and cause == Cause.NONE:
-        return f"{SENTENCES['watch']} {_capital(evidence[-1].sentence)}."
+        return f"{SENTENCES[_outlook(stand)]} {_capital(evidence[-1].sentence)}."
     sentence = SENTENCES[_words_of(cause, episode)]
     if episode is not None and stand.leading is episode:
         sure = min(99.0, 100 * episode.judgement.memory_probability)
         sentence = f"{sentence[:-1]} ({sure:.0f} % sure that it was memory)."
-    because = [row.sentence for row in evidence if _supports(row, cause, episode)][:3]
-    return f"{sentence} {_capital('; '.join(because))}." if because else sentence
+    ahead = stand.watch.evidence if stand.watch is not None else None
+    because = [row.sentence for row in evidence if row.cause == cause and row is not ahead]
+    because = [*because, *(row.sentence for row in evidence if _supports(row, cause, episode))][:3]
+    if because:
+        sentence = f"{sentence} {_capital('; '.join(because))}."
+    if episode is not None and episode.correction is not None and cause == episode.cause:
+        sentence = f"{sentence} {_capital(_correction(episode, episode.correction).sentence)}."
+    return sentence
+
+
+def _outlook(stand: Stand) -> str:
+    return stand.watch.words if stand.watch is not None else str(Phase.WATCH)
 
 
 def _words_of(cause: str, episode: Episode | None) -> str:
@@ -182,17 +198,17 @@ def _words_of(cause: str, episode: Episode | None) -> str:
     return "blind" if episode.circumstances.headroom is None else cause
 
 
-def remedy_of(cause: str, phase: Phase, episode: Episode | None) -> str:
+def remedy_of(cause: str, stand: Stand, episode: Episode | None) -> str:
     """What to do about it."""
-    if cause == Cause.NONE and phase in (Phase.UNKNOWN, Phase.WATCH):
-        return REMEDIES[str(phase)]
+    if cause == Cause.NONE and stand.phase is Phase.UNKNOWN:
+        return REMEDIES["unknown"]
+    if cause == Cause.NONE and stand.phase is Phase.WATCH:
+        return REMEDIES[_outlook(stand)]
     return REMEDIES[_words_of(cause, episode)]
 
 
 def _supports(row: Evidence, cause: str, episode: Episode | None) -> bool:
-    if row.cause == cause:
-        return True
-    if episode is None or row.cause != "memory" or cause != episode.cause:
+    if episode is None or row.cause != MEMORY or row.signal == "prior" or cause != episode.cause:
         return False
     return row.weight > 0 if episode.memory else row.weight < 0
 

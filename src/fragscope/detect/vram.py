@@ -1,12 +1,14 @@
-"""What VRAM did: headroom against the largest transient seen, and the staircase that leads to exhaustion."""
+"""What VRAM did: headroom against the largest transient seen, the climb towards exhaustion, and whose it was."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
+from fragscope.detect.allocator import Allocators, Held
 from fragscope.detect.parameters import Parameters
-from fragscope.detect.statistics import mann_kendall_z, theil_sen_slope
+from fragscope.detect.staircase import Climb, Staircase
+from fragscope.detect.statistics import Highest
+from fragscope.detect.waterfall import Growth, Waterfall
 from fragscope.model import GpuReading
 
 
@@ -15,6 +17,7 @@ class Headroom:
     """The least free memory of the worst GPU against the largest transient the engine is known to want."""
 
     gpu: str
+    total_bytes: int
     free_bytes: int
     need_bytes: float
 
@@ -25,147 +28,132 @@ class Headroom:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
-    """A growing staircase; `exhaustion_s` is the time until free memory no longer meets the need."""
+class Exhaustion:
+    """A GPU that climbs, and when its free memory will no longer meet the need."""
 
+    gpu: str
     slope_bytes_per_s: float
-    growing: bool
+    left_s: float
+    own: bool
+    """Whether the engine's own memory climbs, or nobody can tell."""
 
 
 def peak_of(reading: GpuReading) -> int:
     """The highest known use since the reading before."""
-    return max(reading.used_bytes, reading.peak_used_bytes or 0)
+    peak = reading.peak_used_bytes
+    return peak if peak is not None and peak > reading.used_bytes else reading.used_bytes
 
 
-class Staircase:
-    """Per-minute minima of one GPU over half an hour, judged when a minute closes.
+class _Card:
+    """One GPU of the target."""
 
-    Mann-Kendall with a tie band decides *whether* memory climbs, Theil-Sen how fast; steps in the second
-    half and the absence of drops tell a leak from warm-up and from a cache.
-    """
+    def __init__(self, parameters: Parameters, first: GpuReading) -> None:
+        self.last = first
+        self.largest_step_bytes: int | None = None
+        self.peak = Highest(parameters.peak_window_s)
+        self.device = Climb(parameters)
+        self.own = Climb(parameters)
+        self.cache = Climb(parameters)
+        self.waterfall = Waterfall(parameters)
 
-    def __init__(self, parameters: Parameters) -> None:
-        self._p = parameters
-        self._closed: deque[tuple[int, int]] = deque(maxlen=parameters.trend_buckets)
-        self._open: tuple[int, int] | None = None
-        self._first_at: float | None = None
-        self._stale = False
-        self.trend: Trend | None = None
+    def stop_climbing(self) -> None:
+        """What climbed until now says nothing any more."""
+        for climb in (self.device, self.own, self.cache):
+            climb.clear()
 
-    def add(self, at: float, used_bytes: int) -> None:
-        """Adds one reading; a minute's minimum enters the ring when the next minute begins."""
-        if self._first_at is None:
-            self._first_at = at
-        bucket = int((at - self._first_at) // self._p.trend_bucket_s)
-        if self._open is None:
-            self._open = (bucket, used_bytes)
-        elif bucket == self._open[0]:
-            self._open = (bucket, min(used_bytes, self._open[1]))
-        else:
-            self._closed.append(self._open)
-            self._open = (bucket, used_bytes)
-            self._stale = True
+    def rebase(self) -> None:
+        """Another process uses the memory now."""
+        self.largest_step_bytes = None
+        self.stop_climbing()
+        self.waterfall.rebase()
 
-    def clear(self) -> None:
-        """Forgets everything: the engine restarted, slept or is still warming up."""
-        self._closed.clear()
-        self._open = None
-        self._first_at = None
-        self._stale = False
-        self.trend = None
+    def climbs(self) -> bool | None:
+        """Whether the engine's memory climbs: its own where that is known, so that a tenant's is not ours."""
+        return self.own.climbs if self.own.climbs is not None else self.device.climbs
 
-    def judge(self) -> bool:
-        """Recomputes the trend if a minute has closed since; True if it did the work."""
-        if not self._stale:
-            return False
-        self._stale = False
-        self.trend = self._judge() if len(self._closed) >= self._p.trend_min_buckets else None
-        return True
-
-    def _judge(self) -> Trend:
-        p = self._p
-        values = [value for _, value in self._closed]
-        rises = [b - a for a, b in pairwise(values)]
-        steps = [i for i, rise in enumerate(rises) if rise > p.trend_step_bytes]
-        late = sum(1 for i in steps if i >= len(rises) / 2)
-        drops = sum(1 for rise in rises if rise < -p.trend_step_bytes)
-        growing = (
-            len(steps) >= p.trend_min_steps
-            and late >= p.trend_min_late_steps
-            and drops <= p.trend_max_drops
-            and mann_kendall_z(values, p.trend_tie_bytes) > p.trend_z
-        )
-        slope = (
-            theil_sen_slope([(bucket * p.trend_bucket_s, value) for bucket, value in self._closed]) if growing else 0.0
-        )
-        return Trend(slope_bytes_per_s=slope, growing=growing and slope > 0)
+    def slope(self) -> tuple[float, bool] | None:
+        """(bytes/s, whether it is the engine's own) of a climb, else None."""
+        own, device = self.own.slope_bytes_per_s, self.device.slope_bytes_per_s
+        if own is not None:
+            return (device if device is not None else own), True
+        if device is None:
+            return None
+        return device, self.own.climbs is None
 
 
 class Vram:
-    """The GPUs of one target: recent readings, needs and staircases."""
+    """The GPUs of one target: recent readings, needs, climbs, and where the memory went."""
 
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self._recent: deque[tuple[float, tuple[GpuReading, ...]]] = deque()
-        self._last: dict[str, GpuReading] = {}
-        self._largest_step: dict[str, int] = {}
-        self._stairs: dict[str, Staircase] = {}
+        self._cards: dict[str, _Card] = {}
+        self._pending: deque[tuple[_Card, Climb, Staircase]] = deque()
 
-    def observe(self, at: float, gpus: tuple[GpuReading, ...], *, serving: bool, warm: bool) -> None:
+    def observe(
+        self, at: float, gpus: tuple[GpuReading, ...], allocators: Allocators, *, serving: bool, warm: bool
+    ) -> None:
         """Takes one tick's readings; `serving`: a token was made since boot, `warm`: past warm-up and awake."""
-        if not gpus:
+        if gpus:
+            self._recent.append((at, gpus))
+            while self._recent[0][0] < at - self._p.headroom_history_s and len(self._recent) > 4:
+                self._recent.popleft()
+            if len(gpus) != len(self._cards) or any(gpu.gpu not in self._cards for gpu in gpus):
+                self._meet(gpus)
+            for gpu in gpus:
+                self._read(at, gpu, allocators.on(gpu.gpu, at), serving=serving, warm=warm)
+        # A slope over all pairs costs more than the rest of a tick: at most one of them a tick.
+        while self._pending:
+            card, climb, ring = self._pending.popleft()
+            if climb.judge(ring, card.cache):
+                break
+
+    def _meet(self, gpus: tuple[GpuReading, ...]) -> None:
+        present = {gpu.gpu: gpu for gpu in gpus}
+        self._cards = {name: card for name, card in self._cards.items() if name in present}
+        for name, gpu in present.items():
+            if name not in self._cards:
+                self._cards[name] = _Card(self._p, gpu)
+
+    def _read(self, at: float, gpu: GpuReading, held: Held | None, *, serving: bool, warm: bool) -> None:
+        card = self._cards[gpu.gpu]
+        before, card.last = card.last, gpu
+        card.peak.add(at, peak_of(gpu))
+        if serving and before is not gpu:
+            step = peak_of(gpu) - before.used_bytes
+            if self._p.need_min_bytes <= step <= self._p.need_max_ratio * gpu.total_bytes:
+                card.largest_step_bytes = max(step, card.largest_step_bytes or 0)
+        if not warm or self._fell(before, gpu):
+            card.stop_climbing()
+        card.waterfall.observe(gpu, held, warm=warm)
+        if not warm:
             return
-        self._recent.append((at, gpus))
-        while self._recent[0][0] < at - self._p.headroom_history_s and len(self._recent) > 4:
-            self._recent.popleft()
-        present = {gpu.gpu for gpu in gpus}
-        for gone in [gpu for gpu in self._last if gpu not in present]:
-            self._forget(gone)
-        for gpu in gpus:
-            self._step(gpu, serving=serving)
-            self._climb(gpu, warm=warm)
-            self._last[gpu.gpu] = gpu
-        # The pairwise statistics cost far more than the rest of a tick: at most one GPU per tick.
-        any(stair.judge() for stair in self._stairs.values())
+        self._pending.extend((card, card.device, ring) for ring in card.device.add(gpu.at, gpu.used_bytes))
+        if gpu.own_bytes is not None:
+            self._pending.extend((card, card.own, ring) for ring in card.own.add(gpu.at, gpu.own_bytes))
+        if held is None:
+            card.cache.clear()
+        else:
+            card.cache.add(gpu.at, held.reserved_bytes - held.allocated_bytes - held.inactive_split_bytes)
 
     def rebase(self) -> None:
-        """Forgets steps and staircases: another process uses the memory now."""
-        self._largest_step.clear()
-        for stair in self._stairs.values():
-            stair.clear()
-
-    def _forget(self, gpu: str) -> None:
-        self._last.pop(gpu, None)
-        self._largest_step.pop(gpu, None)
-        self._stairs.pop(gpu, None)
-
-    def _step(self, gpu: GpuReading, *, serving: bool) -> None:
-        before = self._last.get(gpu.gpu)
-        if before is None or not serving:
-            return
-        step = peak_of(gpu) - before.used_bytes
-        if self._p.need_min_bytes <= step <= self._p.need_max_ratio * gpu.total_bytes:
-            self._largest_step[gpu.gpu] = max(step, self._largest_step.get(gpu.gpu, 0))
-
-    def _climb(self, gpu: GpuReading, *, warm: bool) -> None:
-        stair = self._stairs.setdefault(gpu.gpu, Staircase(self._p))
-        before = self._last.get(gpu.gpu)
-        if not warm or (before is not None and self._fell(before, gpu)):
-            stair.clear()
-        if warm:
-            stair.add(gpu.at, gpu.used_bytes if gpu.own_bytes is None else gpu.own_bytes)
+        """Forgets steps, climbs and growth: another process uses the memory now."""
+        for card in self._cards.values():
+            card.rebase()
+        self._pending.clear()
 
     def _fell(self, before: GpuReading, after: GpuReading) -> bool:
         return after.used_bytes < before.used_bytes * (1 - self._p.vram_drop_ratio)
 
     def need_bytes(self, gpu: GpuReading) -> float:
         """The largest step seen since boot, else 1 % of the card."""
-        step = self._largest_step.get(gpu.gpu)
+        card = self._cards.get(gpu.gpu)
+        step = card.largest_step_bytes if card is not None else None
         return float(step) if step is not None else max(1.0, self._p.need_default_ratio * gpu.total_bytes)
 
     def headroom_now(self) -> Headroom | None:
         """The worst GPU of the last reading."""
-        return self._worst(self._last.values())
+        return self._worst(self.readings())
 
     def headroom_before_death(self, since: float, until: float) -> Headroom | None:
         """The worst GPU between `since` and `until`, not counting what the death itself freed."""
@@ -189,50 +177,57 @@ class Vram:
         return self._worst(seen)
 
     def _worst(self, readings: Iterable[GpuReading]) -> Headroom | None:
-        rooms = [Headroom(g.gpu, g.total_bytes - peak_of(g), self.need_bytes(g)) for g in readings]
-        return min(rooms, key=lambda room: room.ratio, default=None)
+        worst, least = None, float("inf")
+        for reading in readings:
+            ratio = (reading.total_bytes - peak_of(reading)) / self.need_bytes(reading)
+            if ratio < least:
+                worst, least = reading, ratio
+        if worst is None:
+            return None
+        return Headroom(worst.gpu, worst.total_bytes, worst.total_bytes - peak_of(worst), self.need_bytes(worst))
 
     def growing(self) -> bool | None:
-        """Whether any GPU climbs; None while no staircase is long enough."""
-        trends = [stair.trend for stair in self._stairs.values() if stair.trend is not None]
-        return any(trend.growing for trend in trends) if trends else None
+        """Whether the engine's memory climbs on any GPU; None while no ring is long enough."""
+        known = [climbs for card in self._cards.values() if (climbs := card.climbs()) is not None]
+        return any(known) if known else None
 
     def growth(self, gpu: str) -> tuple[float, float] | None:
         """(bytes/s, seconds until free memory no longer meets the need) of a climbing GPU, else None."""
-        stair, last = self._stairs.get(gpu), self._last.get(gpu)
-        if stair is None or last is None or stair.trend is None or not stair.trend.growing:
-            return None
-        slope = stair.trend.slope_bytes_per_s
-        room = last.total_bytes - last.used_bytes - self.need_bytes(last)
-        return slope, max(0.0, room / slope)
+        found = self._exhaustion(self._cards[gpu]) if gpu in self._cards else None
+        return (found.slope_bytes_per_s, found.left_s) if found is not None else None
 
-    def exhaustion_s(self) -> tuple[str, float, float] | None:
-        """(gpu, bytes/s, seconds left) of the GPU that fills first, else None."""
-        found = [(g, *growth) for g in self._last if (growth := self.growth(g)) is not None]
-        return min(found, key=lambda row: row[2], default=None)
+    def _exhaustion(self, card: _Card) -> Exhaustion | None:
+        climb = card.slope()
+        if climb is None:
+            return None
+        slope, own = climb
+        room = card.last.total_bytes - card.last.used_bytes - self.need_bytes(card.last)
+        return Exhaustion(card.last.gpu, slope, max(0.0, room / slope), own)
+
+    def exhaustion(self) -> Exhaustion | None:
+        """The climbing GPU that fills first, else None."""
+        found = [each for card in self._cards.values() if (each := self._exhaustion(card)) is not None]
+        return min(found, key=lambda each: each.left_s, default=None)
+
+    def parts(self, gpu: str, until: float) -> Growth:
+        """How much each part of a GPU's memory has grown since the process settled."""
+        return self._cards[gpu].waterfall.growth(until) if gpu in self._cards else Growth()
 
     def readings(self) -> tuple[GpuReading, ...]:
         """The last reading of every GPU that is still there."""
-        return tuple(self._last.values())
+        return tuple(card.last for card in self._cards.values())
 
     def last_at(self) -> float | None:
         """When a GPU last spoke."""
         return self._recent[-1][0] if self._recent else None
 
-    def peaks_bytes(self, since: float) -> dict[str, int]:
-        """The highest use of every GPU since then; the last reading counts in any case."""
-        peaks = {name: peak_of(reading) for name, reading in self._last.items()}
-        for at, gpus in reversed(self._recent):
-            if at < since:
-                break
-            for gpu in gpus:
-                if gpu.gpu in peaks:
-                    peaks[gpu.gpu] = max(peaks[gpu.gpu], peak_of(gpu))
-        return peaks
+    def peak_bytes(self, gpu: str, at: float) -> int:
+        """The highest use of a GPU in the last `peak_window_s`; the last reading counts in any case."""
+        card = self._cards[gpu]
+        return max(peak_of(card.last), int(card.peak.value(at) or 0))
 
     def clear(self) -> None:
         """Forgets the GPUs: nobody reads them any more."""
         self._recent.clear()
-        self._last.clear()
-        self._largest_step.clear()
-        self._stairs.clear()
+        self._cards.clear()
+        self._pending.clear()

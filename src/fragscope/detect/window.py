@@ -173,8 +173,12 @@ class TargetWindow:
 
     def usage_ratio(self) -> float | None:
         """The highest KV usage of the window: a full pool's gauge oscillates between polls."""
-        usages = [total.usage_ratio for total in self.totals.window() if total.usage_ratio is not None]
-        return max(usages, default=None)
+        highest = None
+        for total in self.totals.window():
+            usage = total.usage_ratio
+            if usage is not None and (highest is None or usage > highest):
+                highest = usage
+        return highest
 
     def before_death(self) -> BeforeDeath | None:
         """What the last good polls of the process say; None if there were none."""
@@ -200,6 +204,7 @@ class TargetWindow:
         self.totals.clear()
         for engine in self.engines.values():
             engine.polls.clear()
+            engine.peak_usage.clear()
 
     def forget(self) -> None:
         """Forgets a target that has been gone for too long to speak of."""

@@ -29,6 +29,7 @@ SENTENCES: dict[str, str] = {
     "unknown": "Not known: the evidence that a verdict needs is missing.",
     "blind": "Something failed, and GPU memory was not seen, so memory is not ruled out.",
     "watch": "Nothing has failed yet, but VRAM climbs and will not meet the engine's need before long.",
+    "cornered": "Nothing has failed yet, but the allocator keeps running into a full device while memory lies stranded.",
 }
 
 REMEDIES: dict[str, str] = {
@@ -61,4 +62,5 @@ REMEDIES: dict[str, str] = {
     "unknown": "Run `fragscope check` beside the engine: it says what each source sees, or why not.",
     "blind": "Make the GPUs visible (`fragscope check` says why they are not), and read the engine's log around that time.",
     "watch": "Plan a restart at a quiet hour, and lower --gpu-memory-utilization by 0.02 then.",
+    "cornered": "Plan a restart soon, and lower --gpu-memory-utilization by 0.02 then: an allocation is about to fail.",
 }

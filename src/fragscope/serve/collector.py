@@ -90,6 +90,11 @@ def _suspected(verdict: Verdict) -> Iterator[Sampled]:
         yield {}, float(verdict.phase in _PSEUDO_OOM)
 
 
+def _ticket(verdict: Verdict) -> Iterator[Sampled]:
+    if _known(verdict):
+        yield {}, float(verdict.ticket)
+
+
 def _fragmentation_suspected(verdict: Verdict) -> Iterator[Sampled]:
     if _known(verdict):
         yield {}, float(verdict.fragmentation_suspected)
@@ -191,6 +196,14 @@ CATALOGUE: tuple[Family, ...] = (
         "absent while unknown. The one to alert on.",
         _E,
         _verdicts(_suspected),
+    ),
+    Family(
+        "fragscope_pseudo_oom_ticket",
+        "gauge",
+        "1 while such a failure is likely enough for a ticket (ticket_probability, 3:1), suspected ones included, "
+        "0 while not; absent while unknown.",
+        _E,
+        _verdicts(_ticket),
     ),
     Family(
         "fragscope_fragmentation_suspected",
