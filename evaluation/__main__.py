@@ -18,7 +18,7 @@ from evaluation.running import Job, watch_all
 from evaluation.scoring import Mistake, RunScore
 from evaluation.seeds import of_judging, parse_seeds
 from evaluation.sheets import sheets
-from evaluation.stage import INTERVAL_S, SIMULATOR, Theatre
+from evaluation.stage import INTERVAL_S, SIMULATOR, Theatre, recorded
 from evaluation.tiers import TIERS
 from evaluation.watched import EpisodeRow
 from fragscope import report
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seeds", default="held-out", help="tuning, held-out, 0..9, or a list (default: held-out)")
     made.add_argument("--scenarios", default="", help="names with commas (default: all)")
+    made.add_argument("--recordings", nargs="+", default=[], metavar="FILE", help="labelled recordings instead")
     made.add_argument("--tiers", default="", help=f"of {', '.join(t.name for t in TIERS)}; or none (default: all)")
     made.add_argument("--rules", default="", help=f"of {', '.join(NAIVE)}; or none (default: all)")
     made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another constant; repeatable")
@@ -57,11 +58,14 @@ def parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None, theatre: Theatre = SIMULATOR, path: Path = page.PAGE) -> int:
     """0, or 2 where the command line makes no sense."""
     asked = parser().parse_args(words)
+    if asked.recordings:
+        theatre = Theatre(recorded, tuple(asked.recordings))
+        asked.seeds = "0"
     try:
         seeds, jobs = _jobs(asked, theatre)
     except ValueError as error:
         return _refuse(str(error))
-    partial = bool(asked.scenarios or asked.tiers or asked.rules or asked.hours)
+    partial = bool(asked.scenarios or asked.tiers or asked.rules or asked.hours or asked.recordings)
     refused = page.refusal(seeds, asked.set, partial=partial) if asked.write else None
     if refused is not None:
         return _refuse(refused)

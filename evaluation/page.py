@@ -22,9 +22,7 @@ def refusal(seeds: Iterable[int], settings: Iterable[str], *, partial: bool) -> 
     if list(settings):
         return "the page holds figures of the defaults; leave out --set"
     if partial:
-        return (
-            "the page holds every scenario, tier and rule in full; leave out --scenarios, --tiers, --rules and --hours"
-        )
+        return "the page holds every scenario, tier and rule in full; leave out what narrows or replaces them"
     return None
 
 

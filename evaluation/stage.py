@@ -1,11 +1,13 @@
-"""Where the runs come from: fragscope's own simulator."""
+"""Where the runs come from: fragscope's own simulator, or labelled recordings of anybody's."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evaluation.running import Play, Stage
 from fragscope.model import Sample
-from fragscope.recording import LabelLine
+from fragscope.recording import LabelLine, Tally, read_lines
+from fragscope.replay import Replayer
 from fragscope.simulate.catalogue import SCENARIOS
 from fragscope.simulate.run import samples
 
@@ -33,6 +35,22 @@ def play(scenario: str, seed: int, interval_s: float, hours: float | None) -> Pl
                 yield each
 
     return Play(without_labels(), labels)
+
+
+def recorded(file: str, _seed: int, _interval_s: float, _hours: float | None) -> Play:
+    """A recording with its `label` lines, joined into samples as `replay` joins them. Raises OSError."""
+    taken: deque[Sample] = deque()
+    replayer = Replayer(tap=taken.append)
+
+    def joined() -> Iterator[Sample]:
+        for line in read_lines(file, Tally()):
+            deque(replayer.feed(line), maxlen=0)
+            while taken:
+                yield taken.popleft()
+        deque(replayer.finish(), maxlen=0)
+        yield from taken
+
+    return Play(joined(), replayer.labels)
 
 
 SIMULATOR = Theatre(play, tuple(sorted(SCENARIOS)))

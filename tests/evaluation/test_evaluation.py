@@ -15,6 +15,7 @@ from evaluation.sheets import sheets
 from evaluation.stage import Theatre
 from evaluation.watched import EpisodeRow
 
+from fragscope.recording import encode_sample
 from tests.evaluation import plays
 
 THEATRE = Theatre(plays.play, plays.SCENARIOS)
@@ -103,7 +104,7 @@ def test_seeds_are_read_and_spoken() -> None:
 def test_what_was_tuned_on_is_not_written() -> None:
     assert "tuning" in (refusal((1000, 3), (), partial=False) or "")
     assert "--set" in (refusal((1000,), ("hold_s=1",), partial=False) or "")
-    assert "--scenarios" in (refusal((1000,), (), partial=True) or "")
+    assert "every scenario" in (refusal((1000,), (), partial=True) or "")
     assert refusal((1000,), (), partial=False) is None
 
 
@@ -137,6 +138,19 @@ def test_another_constant_changes_the_figures(tmp_path: Path) -> None:
         assert main([*asked, "--episodes", str(dump), *more], THEATRE) == 0
         said.append(json.loads(dump.read_text())["said_last"])
     assert said[0] > 0.9 > said[1]
+
+
+def test_labelled_recordings_can_be_judged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = tmp_path / "oom.jsonl"
+    label = {"kind": "label", "at": plays.START + 1200, "until": plays.START + 1260, "cause": "fragmentation"}
+    samples = b"".join(encode_sample(sample) + b"\n" for sample in plays.play("oom", 0, 5.0).samples)
+    run.write_bytes(samples + json.dumps(label).encode())
+    asked = ["--recordings", str(run), "--tiers", "T3", "--rules", "none", "--processes", "1"]
+    mistakes = tmp_path / "mistakes.jsonl"
+    assert main([*asked, "--mistakes", str(mistakes)]) == 0
+    assert "1.00 (0.21-1.00), 1/1" in capsys.readouterr().out
+    assert not mistakes.read_text()
+    assert main([*asked, "--write"]) == 2
 
 
 def tables(text: str) -> dict[str, list[dict[str, str]]]:
