@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another constant; repeatable")
     made.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between polls")
     made.add_argument("--hours", type=float, help="how long each run is (default: as its scenario says)")
-    made.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")
+    made.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="how many at once")
     made.add_argument("--episodes", type=Path, help="write every episode as a line of JSON to this file")
     made.add_argument("--mistakes", type=Path, help="write every miss, false alarm and wrong cause to this file")
     made.add_argument("--write", action="store_true", help="write the tables into docs/evaluation.md")
