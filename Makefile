@@ -7,7 +7,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench soak docs evaluate-explain shots clean
+.PHONY: demo test check bench evaluate evaluate-explain soak docs shots clean
 
 demo: $(VENV)/.installed  ## the daemon over a simulated vLLM and GPU that runs out of memory
 	$(BIN)/fragscope demo --scenario pseudo-oom
@@ -16,12 +16,15 @@ test: check  ## everything that CI runs
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.developing  ## lint and types
-	$(BIN)/ruff format --check src tests bench tools deploy
-	$(BIN)/ruff check src tests bench tools deploy
+	$(BIN)/ruff format --check src tests bench evaluation tools deploy
+	$(BIN)/ruff check src tests bench evaluation tools deploy
 	$(BIN)/mypy
 
 bench: $(VENV)/.developing  ## what a poll, a verdict and the daemon cost
 	$(BIN)/python -m bench.bench
+
+evaluate: $(VENV)/.developing  ## how often the verdict is right, on held-out simulated runs; rewrites docs/evaluation.md
+	$(BIN)/python -m evaluation --write
 
 soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing of the parsers, the container
 	$(BIN)/python -m pytest -s --soak tests/soak tests/deploy/test_image.py

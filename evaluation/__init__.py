@@ -1,0 +1,1 @@
+"""How often fragscope is right, measured on simulated runs that nothing was tuned on: `python -m evaluation`."""
