@@ -218,3 +218,15 @@ def test_a_seed_gives_this_history_on_every_python(
     assert [round(label.at - BEGAN) for label in labels] == deaths
     assert last.engines[0].first_tokens_total == first_tokens
     assert last.allocators[0].reserved_bytes == reserved_bytes
+
+
+@pytest.mark.parametrize(("name", "seed"), [("fragmentation", 3), ("slow-leak", 0)])
+def test_no_forecast_blames_a_tenant_where_there_is_none(name: str, seed: int) -> None:
+    run, _ = told(name, seed, 4.0)
+    detectors = {sample.target: Detector(sample.target) for sample in run}
+    for sample in run:
+        for verdict in detectors[sample.target].observe(sample).verdicts:
+            blamed = [
+                row.sentence for row in verdict.evidence if row.cause == "external_process" and (row.value or 0) > 0
+            ]
+            assert not any("another process" in sentence.lower() for sentence in blamed), sample.at

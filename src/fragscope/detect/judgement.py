@@ -98,8 +98,10 @@ def _others(c: Circumstances, facts: Mapping[str, float], p: Parameters) -> floa
 
 
 def _one_huge(shares: dict[Cause, float], tried: float, room: Headroom | None, p: Parameters) -> dict[Cause, float]:
-    """A request of twice the largest step ever seen is no ordinary one: what lacked was room for a peak."""
-    if room is None or tried < p.headroom_back * room.need_bytes:
+    """A request of twice the largest step seen, or larger than any step, is no ordinary one: it was a peak."""
+    if room is None:
+        return shares
+    if tried < min(p.headroom_back * room.need_bytes, p.need_max_ratio * room.total_bytes):
         return shares
     lacking = shares.get(Cause.VRAM_EXHAUSTED, 0.0)
     peak = shares.get(Cause.TRANSIENT_PEAK, 0.0) + lacking * p.share_transient
@@ -109,10 +111,10 @@ def _one_huge(shares: dict[Cause, float], tried: float, room: Headroom | None, p
 def _from_readings(held: Held, room: Headroom, p: Parameters) -> dict[Cause, float]:
     """The arithmetic without a message: what was stranded, as a share of the card.
 
-    What a request wanted is not known: the largest step that was seen is several requests, so it bounds nothing.
+    What a request wanted is not known.
     """
-    if room.ratio >= p.headroom_back:
-        # If it was memory although twice the largest step was free, it was one huge step.
+    if room.ratio >= 1:
+        # If it was memory although the largest step ever seen would have fitted, it was a larger one.
         return {Cause.TRANSIENT_PEAK: p.share_transient, Cause.VRAM_EXHAUSTED: 1 - p.share_transient}
     split = held.inactive_split_bytes
     if split < p.need_min_bytes:

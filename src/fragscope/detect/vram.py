@@ -58,6 +58,7 @@ class _Card:
         self.own = Climb(parameters)
         self.kept = Kept(parameters)
         self.waterfall = Waterfall(parameters)
+        self._growth_bytes = parameters.growth_bytes
 
     def stop_climbing(self) -> None:
         """What climbed until now says nothing any more."""
@@ -82,7 +83,9 @@ class _Card:
             return (device if device is not None else own), True
         if device is None:
             return None
-        return device, self.own.climbs is None
+        # The two rings are judged at different ticks: only growth of what others hold points to them.
+        others = self.waterfall.growth(self.last.at).external or 0.0
+        return device, self.own.climbs is None or others < self._growth_bytes
 
 
 class Vram:

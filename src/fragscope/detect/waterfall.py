@@ -108,10 +108,12 @@ class Waterfall:
             self._settled.add(row, self._p.baseline_span_s)
 
     def rebase(self) -> None:
-        """Another process uses the memory now, or the engine slept: growth is counted from here."""
+        """Another process uses the memory now, or the engine slept: its own growth is counted from here.
+
+        What others hold goes on: a tenant that outlives our engine is the cause of the next death, too.
+        """
         self._rows.clear()
         self._settled = _Baseline()
-        self._first = _Baseline()
 
     def growth(self, until: float) -> Growth:
         """Growth as of `until`: the last minute against the baseline; others: the last reading."""
