@@ -347,7 +347,9 @@ def _kubernetes_made(name: str, value: str) -> bool:
 
 def _sentences(error: ValidationError) -> Iterator[str]:
     for mistake in error.errors():
-        key = ".".join(str(part) for part in mistake["loc"]) or "configuration"
+        # pydantic names the branch of a union, too, which nobody has written.
+        parts = [str(part) for part in mistake["loc"] if not str(part).startswith(("literal[", "tuple["))]
+        key = ".".join(parts) or "configuration"
         message = mistake["msg"].removeprefix("Value error, ")
         if mistake["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             yield f"{key} is no setting of fragscope; see `fragscope serve --print-config` for the names"

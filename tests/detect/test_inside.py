@@ -375,7 +375,7 @@ def test_memory_outside_pytorch_that_grew_is_growth_even_where_the_climb_is_over
 def test_a_tenant_that_outlives_the_engine_is_the_cause_of_the_next_death_too() -> None:
     story = Story(used_bytes=int(0.9 * CARD), others_bytes=GIB)
     story.serve(ticks=80)
-    story.others_bytes += 14 * GIB
+    story.others_bytes = 15 * GIB
     for _ in range(2):
         story.serve(used=CARD - GIB // 2, running=12, ticks=6)
         assert story.refuse(ticks=2).cause == Cause.EXTERNAL_PROCESS

@@ -1,5 +1,8 @@
 """Advice is gated on what is known of the stack; what would not help is said."""
 
+from fragscope.detect.parameters import Parameters
+from fragscope.explain.findings import Finding, Kind
+from fragscope.explain.postmortem import Explanation, PostMortem
 from tests.explain.readings import explanations, message
 
 FRAGMENTED = {"tried": "4.00 GiB", "free": "1.00 GiB", "allocated": "70.00 GiB", "unallocated": "8.00 GiB"}
@@ -22,9 +25,28 @@ def test_on_rocm_expandable_segments_are_advised_only_where_they_exist() -> None
 
 def test_on_an_unknown_rocm_stack_the_condition_is_told_instead() -> None:
     do, vain = told("")
-    assert "expandable_segments" not in do
-    assert "does not say what runs here" in vain
-    assert "PYTORCH_HIP_ALLOC_CONF" in vain
+    assert "this log does not say" in do
+    assert "not verified" in do
+    assert vain == ""
+
+
+def test_a_fact_without_its_backend_is_advised_as_rocm_is() -> None:
+    finding = Finding(
+        Kind.OOM, 1, 1, facts={"tried": 4e9, "free": 1e9, "total": 8e10, "allocated": 7e10, "reserved_unallocated": 8e9}
+    )
+    (each,) = closed(finding)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in " ".join(each.advice.do)
+    assert "PyTorch 2.11" in " ".join(each.advice.do)
+
+
+def closed(finding: Finding) -> list[Explanation]:
+    mortem = PostMortem(Parameters())
+    return [*mortem.take(finding), *mortem.close()]
+
+
+def test_it_does_not_send_people_to_the_log_they_have_just_given() -> None:
+    (each,) = explanations("HIP error: out of memory")
+    assert "Read the engine's log around that time" not in " ".join(each.advice.do)
 
 
 def test_with_sleep_mode_they_are_never_advised() -> None:

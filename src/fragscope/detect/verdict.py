@@ -170,7 +170,10 @@ def sentence_of(
 ) -> str:
     """One sentence that a person can act on, with the deciding numbers."""
     if stand.phase is Phase.UNKNOWN and cause == Cause.NONE:
-        return f"{SENTENCES['unknown']} Missing: {', '.join(missing) or 'a second poll'}."
+        needed = [kind for kind in missing if kind == "engine"]
+        seen = {"gpu", "allocator", "log"} - set(missing)
+        words = ", ".join(needed + ([] if seen else ["gpu, allocator or log"]))
+        return f"{SENTENCES['unknown']} Missing: {words or 'a second poll'}."
     if stand.phase is Phase.WATCH and cause == Cause.NONE:
         return f"{SENTENCES[_outlook(stand)]} {_capital(evidence[-1].sentence)}."
     sentence = SENTENCES[_words_of(cause, episode)]

@@ -89,7 +89,7 @@ def _allocation(incident: Incident, oom: Finding, p: Parameters) -> Judged:
     probabilities: dict[str, float] = {cause: _CERTAIN * share for cause, share in shares.items()}
     probabilities[Cause.UNEXPLAINED] = probabilities.get(Cause.UNEXPLAINED, 0.0) + 1 - _CERTAIN
     cause = max(probabilities, key=lambda name: probabilities[name])
-    return Judged(cause, probabilities, tuple(reason(a, cause, p, one_off)))
+    return Judged(cause, probabilities, tuple(reason(a, cause, p, one_off, sure=clue.loading >= 1)))
 
 
 def _halved(shares: Mapping[Cause, float]) -> dict[Cause, float]:

@@ -33,7 +33,7 @@ def advise(incident: Incident, judged: Judged) -> Advice:
     """The remedy for an incident's cause on its stack."""
     backend = next((each.backend for each in incident.findings if each.backend), None)
     likely = judged.probabilities.get(Cause.FRAGMENTATION, 0.0)
-    do = [REMEDIES.get(judged.cause, REMEDIES[Cause.UNEXPLAINED])]
+    do = [_OWN_REMEDIES.get(judged.cause) or REMEDIES.get(judged.cause, REMEDIES[Cause.UNEXPLAINED])]
     vain: list[str] = []
     if judged.cause == Cause.FRAGMENTATION:
         do, vain = _against_fragmentation(incident, backend)
@@ -52,10 +52,25 @@ def advise(incident: Incident, judged: Judged) -> Advice:
     return Advice(tuple(do), tuple(vain))
 
 
+_OWN_REMEDIES = {
+    Cause.MEMORY_UNDETERMINED: (
+        "Look in the log of the worker itself, above this line, for the allocator's message with its figures; "
+        "until then lower --gpu-memory-utilization by 0.02."
+    ),
+    Cause.ENGINE_FAULT: "Look above this line for the first error of engine or worker; do not tune memory for it.",
+    Cause.UNEXPLAINED: "Look at the minutes before in the metrics, and at the container's exit code.",
+}
+"""Where the detector would send people to the log that they have just given."""
 _EXPANDABLE_IS_VAIN = (Cause.VRAM_EXHAUSTED, Cause.TRANSIENT_PEAK, Cause.STARTUP_NO_MEMORY, Cause.EXTERNAL_PROCESS)
 _UTILIZATION_IS_VAIN = (Cause.DRIVER_FAULT, Cause.ENGINE_FAULT, Cause.HOST_OOM, Cause.REQUEST_TOO_LONG)
 _VAIN_EXPANDABLE = (
     "expandable_segments: the message always prints that hint, and too little was stranded for it to matter."
+)
+
+
+_ROCM_TRIAL = (
+    "If it runs PyTorch 2.11 or later on ROCm 7.0 or later without sleep mode (this log does not say), try "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True on one replica: not verified by us; older builds ignore it."
 )
 
 
@@ -78,21 +93,15 @@ def _against_fragmentation(incident: Incident, backend: str | None) -> tuple[lis
     room = "Lower --gpu-memory-utilization by 0.02 to give the allocator room."
     refused = _expandable_refused(stack, backend)
     if refused is not None:
-        unproven = (
-            ""
-            if _known(stack) or stack.expandable_refused or stack.sleep_mode or stack.expandable_on
-            else f" If your stack meets this, {name}=expandable_segments:True is worth a trial."
-        )
-        return [room], [f"expandable_segments: {refused}.{unproven}"]
+        return [room], [f"expandable_segments: {refused}."]
+    if backend not in ("CUDA", "NPU") and (stack.torch is None or stack.rocm is None):
+        # This log does not say what runs: the condition is told instead of a flag that may do nothing.
+        return [room, _ROCM_TRIAL], []
     first = f"Set {name}=expandable_segments:True"
-    note = " (not verified by us on ROCm: try it on one replica)" if backend == "HIP" else ""
+    note = "" if backend in ("CUDA", "NPU") else " (not verified by us on ROCm: try it on one replica)"
     if incident.stage in (Stage.LOADING, Stage.STARTUP, Stage.PROFILING):
         return [f"{first}{note}: the pieces were left by loading the weights.", room], []
     return [f"{first}{note}.", room], ["Raising --gpu-memory-utilization: it takes away the room that was in pieces."]
-
-
-def _known(stack: Stack) -> bool:
-    return stack.torch is not None and stack.rocm is not None
 
 
 def _expandable_refused(stack: Stack, backend: str | None) -> str | None:
@@ -105,10 +114,8 @@ def _expandable_refused(stack: Stack, backend: str | None) -> str | None:
         return "this build has just said that it does not support them"
     if stack.sleep_mode:
         return "they cannot be combined with vLLM's sleep mode"
-    if backend != "HIP":
+    if backend in ("CUDA", "NPU") or stack.torch is None or stack.rocm is None:
         return None
-    if stack.torch is None or stack.rocm is None:
-        return "on ROCm they need PyTorch 2.11 and ROCm 7.0, and this log does not say what runs here"
     if stack.torch < _EXPANDABLE_TORCH or stack.rocm < _EXPANDABLE_ROCM:
         have = f"PyTorch {stack.torch[0]}.{stack.torch[1]} with ROCm {stack.rocm[0]}.{stack.rocm[1]}"
         return f"on ROCm they need PyTorch 2.11 and ROCm 7.0, and this is {have}, which only prints a warning"

@@ -7,7 +7,7 @@ from fragscope.detect.parameters import Parameters
 from fragscope.model import Cause
 
 
-def reason(a: Account, cause: str, p: Parameters, one_off: str | None) -> Iterator[str]:
+def reason(a: Account, cause: str, p: Parameters, one_off: str | None, *, sure: bool = True) -> Iterator[str]:
     """Why an allocation failed, step by step: the request, what compaction would give, what lacked instead."""
     if a.contradiction is not None:
         yield f"The figures contradict each other ({a.contradiction}), so they are not judged."
@@ -27,7 +27,11 @@ def reason(a: Account, cause: str, p: Parameters, one_off: str | None) -> Iterat
     elif cause == Cause.TRANSIENT_PEAK:
         yield _peak(a, p, one_off)
     elif cause == Cause.STARTUP_NO_MEMORY:
-        yield "The engine was still loading: what it was given does not fit the card."
+        yield (
+            "The engine was still loading: what it was given does not fit the card."
+            if sure
+            else "So much of the card is live, and no graph captured: probably it was still loading its weights."
+        )
     yield from _non_torch(a)
 
 

@@ -25,11 +25,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between polls, whole (default 5)")
     parser.add_argument("--out", type=Path, required=True, help="FILE.jsonl or FILE.jsonl.gz")
     asked = parser.parse_args(arguments)
-    lines = generate(asked.scenario, asked.seed, asked.hours, asked.interval)
+    if asked.hours is not None and asked.hours <= 0:
+        parser.error(f"--hours is {asked.hours}, but must be above 0")
     opened = gzip.open if asked.out.suffix == ".gz" else open
-    with opened(asked.out, "wb") as out:
-        for line in lines:
-            out.write(encode_line(line) + b"\n")
+    try:
+        lines = generate(asked.scenario, asked.seed, asked.hours, asked.interval)
+        with opened(asked.out, "wb") as out:
+            for line in lines:
+                out.write(encode_line(line) + b"\n")
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{asked.out} cannot be written: {error.strerror or error}")
     return 0
 
 
