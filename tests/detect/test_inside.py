@@ -174,6 +174,14 @@ def test_the_message_of_a_leak_is_growth_even_where_a_little_is_stranded() -> No
     assert verdict.cause == Cause.MEMORY_GROWTH
 
 
+def test_a_working_set_that_rose_and_stayed_does_not_hide_that_compaction_would_have_served() -> None:
+    story = settled(interval_s=15, with_log=True)
+    leaking(story, 10, 3 * GIB // 2)
+    story.serve(used=story.used_bytes, running=12, ticks=200)
+    story.say(Fact.OOM, **OOM, reserved_unallocated=7 * GIB)
+    assert story.refuse(ticks=2).cause == Cause.FRAGMENTATION
+
+
 def test_a_log_alone_tells_growth_from_fragmentation() -> None:
     def ended(stranded_bytes: float) -> str:
         story = Story(interval_s=15, used_bytes=int(0.9 * CARD), with_log=True)

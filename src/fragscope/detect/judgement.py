@@ -82,7 +82,8 @@ def divide(c: Circumstances, told: LogFact | None, p: Parameters) -> dict[Cause,
     else:
         shares = memory_shares({}, p) if facts is not None else {Cause.MEMORY_UNDETERMINED: 1.0}
         return _undivided(shares, external, c.inside.growth.own or 0.0)
-    return _divided(shares, stranded, external, own)
+    served = _served(facts, p) and not c.growing
+    return _divided(shares, stranded, external, own, served=served)
 
 
 def _others(c: Circumstances, facts: Mapping[str, float], p: Parameters) -> float:
@@ -130,12 +131,25 @@ def _undivided(shares: Mapping[Cause, float], external: float, own: float) -> di
     return {**{cause: share * (1 - part) for cause, share in shares.items()}, Cause.EXTERNAL_PROCESS: part}
 
 
-def _divided(shares: Mapping[Cause, float], stranded: float, external: float, own: float) -> dict[Cause, float]:
-    """What grew takes its part by bytes from what was stranded, and all of the rest."""
+def _served(facts: Mapping[str, float] | None, p: Parameters) -> bool:
+    """Whether the message shows that compaction alone would have served, with a real share of the card stranded."""
+    a = account(facts or {})
+    return bool(a.compaction and a.total and a.stranded and a.stranded >= p.mixed_low_ratio * a.total)
+
+
+def _divided(
+    shares: Mapping[Cause, float], stranded: float, external: float, own: float, *, served: bool
+) -> dict[Cause, float]:
+    """What grew takes its part by bytes from what was stranded, and all of the rest.
+
+    `served`: compaction would have served the request although the engine's own memory had grown, and it no
+    longer climbed: a working set that rose and stayed is no leak, so it takes only from the rest.
+    """
     taken = external + own
     if not taken:
         return dict(shares)
-    fragmentation = shares.get(Cause.FRAGMENTATION, 0.0) * stranded / (stranded + taken)
+    against = external if served else taken
+    fragmentation = shares.get(Cause.FRAGMENTATION, 0.0) * stranded / (stranded + against)
     # What the message names (a buffer, another process) stays named.
     named = {cause: share for cause, share in shares.items() if cause not in _OPEN}
     rest = 1 - fragmentation - sum(named.values())

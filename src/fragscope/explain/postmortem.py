@@ -32,11 +32,11 @@ class Explanation:
         """The cause in one sentence; a thin stranded share is called mixed."""
         if self.judged.cause == Cause.FRAGMENTATION and self.judged.probability < _CLEAR:
             return "Mixed: the card was nearly full, and what was left of it was in pieces."
-        return _OWN_SENTENCES.get(self.judged.cause) or SENTENCES[self.judged.cause]
+        return _OWN_SENTENCES.get(self.judged.cause, "") or SENTENCES[self.judged.cause]
 
 
 _CLEAR = 0.9
-_OWN_SENTENCES = {
+_OWN_SENTENCES: dict[str, str] = {
     Cause.MEMORY_UNDETERMINED: "A request for GPU memory failed, and the text does not hold what would say why.",
 }
 

@@ -33,7 +33,7 @@ def advise(incident: Incident, judged: Judged) -> Advice:
     """The remedy for an incident's cause on its stack."""
     backend = next((each.backend for each in incident.findings if each.backend), None)
     likely = judged.probabilities.get(Cause.FRAGMENTATION, 0.0)
-    do = [_OWN_REMEDIES.get(judged.cause) or REMEDIES.get(judged.cause, REMEDIES[Cause.UNEXPLAINED])]
+    do = [_OWN_REMEDIES.get(judged.cause, "") or REMEDIES.get(judged.cause, REMEDIES[Cause.UNEXPLAINED])]
     vain: list[str] = []
     if judged.cause == Cause.FRAGMENTATION:
         do, vain = _against_fragmentation(incident, backend)
@@ -52,7 +52,7 @@ def advise(incident: Incident, judged: Judged) -> Advice:
     return Advice(tuple(do), tuple(vain))
 
 
-_OWN_REMEDIES = {
+_OWN_REMEDIES: dict[str, str] = {
     Cause.MEMORY_UNDETERMINED: (
         "Look in the log of the worker itself, above this line, for the allocator's message with its figures; "
         "until then lower --gpu-memory-utilization by 0.02."
