@@ -27,7 +27,7 @@ evaluate: $(VENV)/.developing  ## how often the verdict is right, on held-out si
 	$(BIN)/python -m evaluation --write
 
 soak: $(VENV)/.developing  ## the ten-minute runs: memory of the daemon, fuzzing of the parsers, the container
-	$(BIN)/python -m pytest -s --soak tests/soak tests/deploy/test_image.py
+	$(BIN)/python -m pytest -s --soak tests/soak tests/deploy/test_image.py tests/explain/test_command.py
 
 docs: $(VENV)/.developing  ## rewrite the tables of docs/ from the code, and what deploy/kubernetes is made of
 	$(BIN)/python -m tools.write_docs
