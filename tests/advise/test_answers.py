@@ -14,6 +14,7 @@ from tests.advise.past import CARD, DAY, GIB, HOUR, POOL, Life, samples
 from tests.advise.traces import PARAMETERS, counter, histogram_of
 
 NOTHING = Question()
+LLAMA = shape_of(LLAMA_8B)
 
 
 def answer(
@@ -40,7 +41,7 @@ CHATS = [(200, 128)] * 80 + [(200, 600)] * 15 + [(400, 3000)] * 5
 
 
 def test_chats_of_128_tokens_with_a_tail_are_told_to_leave_the_block_and_use_the_room_instead() -> None:
-    found = answer(Life(used=lambda _: 0.9 * CARD), CHATS, Question(backend="ROCM_ATTN"))
+    found = answer(Life(used=lambda _: 0.9 * CARD), CHATS, Question(LLAMA, backend="ROCM_ATTN"))
     assert about(found, Topic.BLOCK_SIZE).change is False
     assert about(found, Topic.MEMORY).flags == ("--gpu-memory-utilization 0.93",)
     assert about(found, Topic.SPLIT).change is False

@@ -6,11 +6,21 @@ from dataclasses import dataclass, replace
 from fragscope.advise import blocks, fp8, memory, replicas, restart, split
 from fragscope.advise.advice import Advice, Topic, gib
 from fragscope.advise.backends import COMMON_SIZES, BackendRule, rule_for, version_of
-from fragscope.advise.kv import Footprint, Kind, ModelShape, block_of, check, footprint, is_hybrid, pool_tokens
+from fragscope.advise.kv import (
+    Footprint,
+    Kind,
+    ModelShape,
+    block_of,
+    check,
+    fixed_by,
+    footprint,
+    is_hybrid,
+    pool_tokens,
+)
 from fragscope.advise.lengths import Lengths, Waste, from_histograms
-from fragscope.advise.memory import Growth, Room
 from fragscope.advise.observed import EnginePast, Observed
 from fragscope.advise.parameters import AdviceParameters
+from fragscope.advise.room import Growth, Room, tightest
 from fragscope.advise.split import HourRow, by_hour
 from fragscope.model import CacheConfig, Cause
 
@@ -101,7 +111,7 @@ def engine_answer(
     """All advice about one engine; `cause` is the detector's."""
     mates = observed.engines_of(past.target)
     gpus = observed.gpus_of(past.target)
-    room = memory.tightest(gpus, parameters)
+    room = tightest(gpus, parameters)
     ground = _ground(past, question, len(mates), max(1, len(gpus) // len(mates)), room, parameters)
     fleet = [other for other in observed.engines.values() if other.model_name == past.model_name]
     hours = by_hour(past.hours, ground.pool_tokens)
@@ -221,9 +231,17 @@ def _block_advice(
 
 
 def _setting(past: EnginePast, ground: _Ground, question: Question) -> memory.Setting:
-    special = question.special
-    pools, per_token = len(past.pools) or 1, ground.bytes_per_token
-    return memory.Setting(ground.utilization, bool(special), pools, ground.pool_tokens, per_token, special)
+    fixed = fixed_by(ground.config)
+    return memory.Setting(
+        ground.utilization,
+        bool(question.special) if question.shape is not None else None,
+        len(past.pools) or 1,
+        ground.pool_tokens,
+        ground.bytes_per_token,
+        question.special,
+        fixed,
+        ground.config.kv_cache_memory_bytes if fixed == "kv_cache_memory_bytes" else None,
+    )
 
 
 def _fp8(ground: _Ground, question: Question, *, pool_short: bool) -> tuple[Advice, list[fp8.Option]]:

@@ -287,6 +287,13 @@ def pool_tokens(config: CacheConfig, engines: int = 1) -> float | None:
     return config.num_gpu_blocks / max(1, engines) * config.block_size
 
 
+def fixed_by(config: CacheConfig) -> str | None:
+    """The setting that sizes the pool in place of gpu_memory_utilization; None where the ratio does."""
+    if config.num_gpu_blocks_override is not None:
+        return "num_gpu_blocks_override"
+    return "kv_cache_memory_bytes" if config.kv_cache_memory_bytes is not None else None
+
+
 def block_of(config: CacheConfig) -> int | None:
     """The block size in effect: what vLLM raised it to where it says so."""
     return config.effective_attention_block_size or config.block_size
