@@ -262,3 +262,13 @@ def test_a_long_list_streams_in_memory_that_does_not_grow_with_it(
     tracemalloc.stop()
     assert answer["engines"][0]["lengths"]["count"] == 50_000
     assert peak < 4 * 2**20
+
+
+def test_a_model_whose_windows_nobody_knows_is_said_and_the_rest_is_answered(
+    tmp_path: Path, asked: Callable[..., dict[str, Any]]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_70B | {"model_type": "my_model", "sliding_window": 4096}))
+    answer = asked("--lengths", AZURE, "--model-config", str(file))
+    assert any("KV bytes per token are not known" in note for note in answer["notes"])
+    assert about(answer["engines"][0], "block_size")["change"] is False

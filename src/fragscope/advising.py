@@ -19,8 +19,10 @@ from fragscope.advise.answers import (
 )
 from fragscope.advise.backends import COMMON_SIZES, RULES
 from fragscope.advise.compare import compare
-from fragscope.advise.kv import footprint, shape_of, special_load
+from fragscope.advise.kv import footprint
+from fragscope.advise.layers import UnknownWindowsError
 from fragscope.advise.lengths import LengthCounter, Lengths
+from fragscope.advise.shape import ModelShape, shape_of, special_load
 from fragscope.detect.parameters import Parameters
 from fragscope.gathering import Gathered
 from fragscope.plotting import PlotError, check_plot, draw
@@ -130,18 +132,13 @@ def _question(settings: Settings, arguments: argparse.Namespace, notes: list[str
     if arguments.backend is not None and not any(rule.backend == arguments.backend.upper() for rule in RULES):
         known = ", ".join(sorted({rule.backend for rule in RULES}))
         notes.append(f"--backend {arguments.backend} is not in the table; known are {known}")
-    try:
-        shape = shape_of(config) if config is not None else None
-        if shape is not None:
-            footprint(shape, arguments.kv_cache_dtype, arguments.tensor_parallel_size or 1)
-    except ValueError as error:
-        raise AdviseError(str(error)) from error
+    shape = _shape(config, arguments, notes) if config is not None else None
     lengths = None
     if arguments.lengths is not None:
         lengths = _lengths(settings, arguments.lengths, arguments.block_size or DEFAULT_BLOCK_SIZE, notes)
     return Question(
         shape=shape,
-        special=special_load(config) if config is not None else (),
+        special=special_load(config) if config is not None else None,
         backend=arguments.backend,
         weights_bytes=arguments.weights_bytes,
         gpu_memory_bytes=arguments.gpu_memory_bytes,
@@ -151,6 +148,19 @@ def _question(settings: Settings, arguments: argparse.Namespace, notes: list[str
         cache_dtype=arguments.kv_cache_dtype,
         lengths=lengths,
     )
+
+
+def _shape(config: Mapping[str, Any], arguments: argparse.Namespace, notes: list[str]) -> ModelShape | None:
+    """What decides the size of the KV; None, with a note, where nobody can say."""
+    try:
+        shape = shape_of(config)
+        footprint(shape, arguments.kv_cache_dtype, arguments.tensor_parallel_size or 1)
+    except UnknownWindowsError as error:
+        notes.append(str(error))
+        return None
+    except ValueError as error:
+        raise AdviseError(str(error)) from error
+    return shape
 
 
 def _model_config(path: Path) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from fragscope.advise.advice import GIB
 from fragscope.advise.fp8 import Card, advise, carried, options
-from fragscope.advise.kv import shape_of
+from fragscope.advise.shape import shape_of
 from tests.advise.configs import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_70B, QWEN3_NEXT
 
 CARD = Card(192 * GIB, 0.90, 131.4 * GIB)

@@ -6,21 +6,12 @@ from dataclasses import dataclass, replace
 from fragscope.advise import blocks, fp8, memory, replicas, restart, split
 from fragscope.advise.advice import Advice, Topic, gib
 from fragscope.advise.backends import COMMON_SIZES, BackendRule, rule_for, version_of
-from fragscope.advise.kv import (
-    Footprint,
-    Kind,
-    ModelShape,
-    block_of,
-    check,
-    fixed_by,
-    footprint,
-    is_hybrid,
-    pool_tokens,
-)
-from fragscope.advise.lengths import Lengths, Waste, from_histograms
+from fragscope.advise.kv import Footprint, block_of, check, fixed_by, footprint, is_hybrid, pool_tokens
+from fragscope.advise.lengths import Lengths, Steps, Waste, from_histograms
 from fragscope.advise.observed import EnginePast, Observed
 from fragscope.advise.parameters import AdviceParameters
 from fragscope.advise.room import Growth, Room, tightest
+from fragscope.advise.shape import Kind, ModelShape
 from fragscope.advise.split import HourRow, by_hour
 from fragscope.model import CacheConfig, Cause
 
@@ -36,7 +27,8 @@ class Question:
     """What the asker knows beside what can be seen; None: not told. `weights_bytes` are those of the whole model."""
 
     shape: ModelShape | None = None
-    special: tuple[str, ...] = ()
+    special: tuple[str, ...] | None = None
+    """What asks for more room outside the pool; None: the model is not known."""
     backend: str | None = None
     weights_bytes: float | None = None
     gpu_memory_bytes: float | None = None
@@ -88,12 +80,14 @@ class _Ground:
     total_bytes: float | None
     utilization: float | None
     lengths: Lengths | None
+    doubt: str | None = None
+    """Why the formula for KV bytes cannot be used."""
 
     @property
     def bytes_per_token(self) -> float | None:
         """On one GPU: by the formula, else by what the engine shows."""
         if self.print_of is not None:
-            return self.print_of.bytes_per_token
+            return self.print_of.bytes_per_token or None
         shown = self.config.kv_cache_memory_bytes
         if shown and self.pool_tokens and self.config.num_gpu_blocks_override is None:
             return shown / self.pool_tokens
@@ -120,7 +114,7 @@ def engine_answer(
     advice = (
         *_block_advice(ground, question, _live(past, ground), parameters),
         memory.advise(room, _setting(past, ground, question), parameters),
-        split.advise(ground.lengths.prompts if ground.lengths is not None else None, queue, hours, parameters),
+        split.advise(_prompts(ground), queue, hours, parameters, pool_known=ground.pool_tokens is not None),
         small,
         _restart(cause, room, hours, fleet, parameters),
     )
@@ -175,7 +169,7 @@ def _ground(
     config = (past.config if past is not None else None) or CacheConfig()
     ranks = question.tensor_parallel or gpus
     dtype = question.cache_dtype or config.cache_dtype
-    print_of = footprint(question.shape, dtype, ranks) if question.shape is not None else None
+    print_of, doubt = _footprint(question.shape, dtype, ranks)
     lengths = question.lengths
     if lengths is None and past is not None:
         lengths = from_histograms(past.prompts.lifetime, past.outputs.lifetime, parameters)
@@ -187,12 +181,27 @@ def _ground(
         rule_for(question.backend, past.version if past is not None else None),
         print_of,
         ranks,
-        pool_tokens(config, engines),
+        pool_tokens(config, engines, print_of.groups if print_of is not None else None),
         total,
         utilization,
         lengths,
+        doubt,
     )
     return ground if ground.pool_tokens is not None else replace(ground, pool_tokens=_expected_pool(ground, question))
+
+
+def _prompts(ground: _Ground) -> Steps | None:
+    return ground.lengths.prompts if ground.lengths is not None else None
+
+
+def _footprint(shape: ModelShape | None, dtype: str | None, ranks: int) -> tuple[Footprint | None, str | None]:
+    """KV bytes per token, or why they are not known: an engine may show a type nobody knows here."""
+    if shape is None:
+        return None, None
+    try:
+        return footprint(shape, dtype, ranks), None
+    except ValueError as error:
+        return None, f"KV bytes per token are not known: {error}"
 
 
 def _expected_pool(ground: _Ground, question: Question) -> float | None:
@@ -234,11 +243,11 @@ def _setting(past: EnginePast, ground: _Ground, question: Question) -> memory.Se
     fixed = fixed_by(ground.config)
     return memory.Setting(
         ground.utilization,
-        bool(question.special) if question.shape is not None else None,
+        bool(question.special) if question.special is not None else None,
         len(past.pools) or 1,
         ground.pool_tokens,
         ground.bytes_per_token,
-        question.special,
+        question.special or (),
         fixed,
         ground.config.kv_cache_memory_bytes if fixed == "kv_cache_memory_bytes" else None,
     )
@@ -321,14 +330,24 @@ def _facts(ground: _Ground, question: Question, version: str | None, engines: in
         said.append(_kv_words(ground, question.shape, engines))
     if ground.pool_tokens is not None:
         size = f" ({gib(ground.pool_tokens * ground.bytes_per_token)} per GPU)" if ground.bytes_per_token else ""
-        shown = (
-            "the pool holds" if pool_tokens(ground.config, engines) is not None else "the budget leaves a pool of about"
-        )
+        shown = "the budget leaves a pool of about" if _told(ground, engines) is None else "the pool holds"
         said.append(f"{shown} {ground.pool_tokens:,.0f} tokens{size}")
+    elif ground.config.num_gpu_blocks:
+        said.append(
+            "how many tokens the pool holds is not known: this vLLM shows no kv_cache_size_tokens, and blocks times "
+            "their size is wrong where layers are kept in several groups; --model-config tells"
+        )
+    if ground.doubt is not None:
+        said.append(ground.doubt)
     known, (stale, fixed) = version_of(version), blocks.STALE_BLOCK_VERSIONS
     if ground.config.effective_attention_block_size is None and known is not None and stale <= known < fixed:
         said.append(f"vLLM {version} may show the block size of before it raised it; newer versions do not")
     return said
+
+
+def _told(ground: _Ground, engines: int) -> float | None:
+    """The pool as the engine shows it."""
+    return pool_tokens(ground.config, engines, ground.print_of.groups if ground.print_of is not None else None)
 
 
 def _kv_words(ground: _Ground, shape: ModelShape, engines: int) -> str:
@@ -339,6 +358,8 @@ def _kv_words(ground: _Ground, shape: ModelShape, engines: int) -> str:
         words += f", {found.bytes_beyond_window:,.0f} B beyond the window of {found.window_tokens}"
     if found.copies > 1 and shape.kind is not Kind.MLA:
         words += f" (stored {found.copies:g} times: more GPUs than KV heads)"
+    if found.groups is not None and found.groups > 1:
+        words += f"; vLLM keeps the layers in {found.groups} groups, as long as its hybrid KV cache manager is on"
     if shape.hybrid:
         words += f"; hybrid: {shape.state_layers} layers keep a fixed state per sequence, which comes on top"
     return f"{words}; {check(found, ground.config, engines).sentence}"

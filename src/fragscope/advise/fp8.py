@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fragscope.advise.advice import GIB, Advice, Effect, Range, Topic, gib
-from fragscope.advise.kv import ModelShape, footprint
+from fragscope.advise.kv import footprint
+from fragscope.advise.shape import ModelShape
 
 OTHER_BYTES = 7 * GIB
 """Activations, graphs and the rest where nothing shows them: seen on a 70B model (docs/advise.md)."""
@@ -120,7 +121,8 @@ def _option(
     per_token = footprint(shape, cache_dtype, card.tensor_parallel)
     pool_bytes = max(0.0, card.total_bytes * card.utilization - weights_bytes - other)
     tokens = pool_bytes / per_token.bytes_per_token if per_token.bytes_per_token else 0.0
-    fit = pool_bytes / per_token.sequence_bytes(context_tokens, 16) if context_tokens else None
+    size = per_token.sequence_bytes(context_tokens, 16) if context_tokens else 0.0
+    fit = pool_bytes / size if size else None
     return Option(name, weights_bytes, tokens, fit, flags)
 
 
@@ -138,7 +140,9 @@ def advise(
         gap += ("weights_bytes", "gpu_memory_bytes") if card is None else ()
         words = "What FP8 would give needs the model's config.json, the size of the weights and of the card."
         return Advice(Topic.FP8, None, words, missing=gap), []
-    rows = options(shape, card, cache_dtype, context_tokens)
+    rows, why = _known_options(shape, card, cache_dtype, context_tokens)
+    if why is not None:
+        return Advice(Topic.FP8, None, f"What FP8 would give is not known: {why}.", missing=("bytes_per_token",)), []
     have = carried(shape.quantization)
     now, best = rows[0], rows[-1]
     caveats = _caveats(shape, have, card)
@@ -156,6 +160,18 @@ def advise(
         return Advice(Topic.FP8, False, words, caveats=caveats, numbers=numbers), rows
     effect = Effect("sequences that fit", Range(0.0, factor - 1, factor - 1), "ratio")
     return Advice(Topic.FP8, True, words, best.flags, effect, caveats, numbers=numbers), rows
+
+
+def _known_options(
+    shape: ModelShape, card: Card, cache_dtype: str | None, context_tokens: float | None
+) -> tuple[list[Option], str | None]:
+    """The options, or why there are none."""
+    if not shape.full_layers + shape.window_layers:
+        return [], "no layer keeps keys and values, only a state of fixed size, which FP8 KV does not shrink"
+    try:
+        return options(shape, card, cache_dtype, context_tokens), None
+    except ValueError as error:
+        return [], str(error)
 
 
 def _sizes(rows: list[Option]) -> str:

@@ -109,12 +109,13 @@ def _stays(room: Room, setting: Setting, move: float, parameters: AdviceParamete
         return (
             f". The whole pool is {gib(setting.pool_bytes)}, so lowering would leave none: use a smaller model or FP8."
         )
-    if move:
-        return None
+    return None if move else _no_move(room, setting, parameters)
+
+
+def _no_move(room: Room, setting: Setting, parameters: AdviceParameters) -> str:
     if setting.fixed_by is not None:
         return f". {_fixed_words(setting)}, and the pool fits as it is."
-    now = setting.utilization or 0.0
-    hard = setting.hard_limit(parameters)
+    now, hard = setting.utilization or 0.0, setting.hard_limit(parameters)
     if now > hard + 1e-9:
         return f". {now:g} is beyond what the field reports as safe ({hard:g}), whatever was free here."
     if room.spare_bytes(parameters.horizon_s) < 0:

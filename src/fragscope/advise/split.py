@@ -26,6 +26,13 @@ TRY_FIRST = (
 """The compromise where there are no resources for two pools."""
 
 
+_MISSING = {
+    "lengths": "prompt lengths (vllm:request_prompt_tokens, once a request has finished)",
+    "kv_usage": "the usage of the pool (vllm:kv_cache_usage_perc)",
+    "pool_tokens": "the pool's size (cache_config_info: kv_cache_size_tokens; before vLLM 0.24 --model-config)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """One engine's pool and queue; ratios are of polls, `replicas` counts the engines of the model."""
@@ -78,11 +85,21 @@ def _hour_row(hour: int, past: HourPast, pool_tokens: float | None) -> HourRow:
     return HourRow(hour, past.load, past.usage_highest, found, mean, past.free_lowest_bytes)
 
 
-def advise(prompts: Steps | None, queue: Queue | None, hours: list[HourRow], parameters: AdviceParameters) -> Advice:
-    """Whether to split; only if blocking, enough short requests and a queue before a full pool come together."""
+def advise(
+    prompts: Steps | None,
+    queue: Queue | None,
+    hours: list[HourRow],
+    parameters: AdviceParameters,
+    *,
+    pool_known: bool = True,
+) -> Advice:
+    """Whether to split; only if blocking, enough short requests and a queue before a full pool come together.
+
+    `pool_known` False: the queue is not known because the pool's size in tokens is not.
+    """
     if prompts is None or queue is None:
-        gap = "lengths" if prompts is None else "kv_usage"
-        words = "Without prompt lengths, the pool's size and its usage nobody can say who waits behind whom."
+        gap = "lengths" if prompts is None else "kv_usage" if pool_known else "pool_tokens"
+        words = f"Without {_MISSING[gap]} nobody can say who waits behind whom."
         return Advice(Topic.SPLIT, None, words, missing=(gap,))
     # Fuller than this the pool itself is short, and everything waits.
     usage = min(queue.usage_p95_ratio, parameters.full_ratio)
