@@ -7,6 +7,7 @@ covered (one row per ten minutes), not on the number of samples.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from fragscope.advise.batches import Slices
 from fragscope.advise.gpu_past import Bins, GpuPast
 from fragscope.model import CacheConfig, EngineReading, Histogram, Sample
 
@@ -141,6 +142,7 @@ class EnginePast:
     prompts: Rise = field(default_factory=Rise)
     outputs: Rise = field(default_factory=Rise)
     first_tokens: Rise = field(default_factory=Rise)
+    first_token_slices: Slices = field(default_factory=Slices)
     preemptions: CounterRise = field(default_factory=CounterRise)
     usage: Bins = field(default_factory=Bins)
     waiting: Series = field(default_factory=Series)
@@ -175,7 +177,9 @@ class EnginePast:
         self._identify(reading)
         rise = self.prompts.observe(reading.prompt_tokens)
         self.outputs.observe(reading.output_tokens)
-        self.first_tokens.observe(reading.first_token_s)
+        first = self.first_tokens.observe(reading.first_token_s)
+        if first is not None and first.count > 0:
+            self.first_token_slices.add(reading.at, first)
         self.preemptions.observe(reading.preemptions_total)
         hour = self.hours.setdefault(hour_of(reading.at), HourPast())
         if rise is not None and rise.count:
