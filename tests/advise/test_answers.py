@@ -156,3 +156,19 @@ def test_blocks_are_divided_by_the_groups_of_layers_of_a_known_model() -> None:
     assert windowed.pool_tokens == 320_000
     assert any("in 2 groups" in fact for fact in windowed.facts)
     assert answer(Life(config=OLD_POOL), CHATS, Question(shape=LLAMA), HOUR).pool_tokens == 640_000
+
+
+def test_a_hybrid_config_beside_lengths_gets_no_block_advice() -> None:
+    listed = counter([(32, 1)] * 50).lengths((16, 64), PARAMETERS)
+    told = Question(shape=shape_of(QWEN3_NEXT), lengths=listed, block_size=64)
+    given = lengths_answer(told, PARAMETERS).advice[0]
+    assert (given.change, given.flags) == (False, ())
+
+
+def test_the_histogram_that_is_missing_is_named() -> None:
+    past = Observed()
+    for sample in samples(Life(), HOUR, 300):
+        engine = replace(sample.engines[0], prompt_tokens=histogram_of([32] * 50))
+        past.observe(replace(sample, engines=(engine,)))
+    found = engine_answer(past.engines["vllm", "0"], past, NOTHING, "none", PARAMETERS)
+    assert about(found, Topic.BLOCK_SIZE).missing == ("vllm:request_generation_tokens",)

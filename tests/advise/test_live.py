@@ -59,6 +59,11 @@ def test_a_hybrid_is_never_sent_elsewhere() -> None:
     assert last(Life(config=config), HOUR, lengths([32] * 50, [1] * 50)).block_size_tokens == 0
 
 
+def test_a_block_of_800_without_a_word_of_its_rise_is_a_hybrids_too() -> None:
+    config = CacheConfig(800, 400, 0.9, "auto")
+    assert last(Life(config=config), HOUR, lengths([32] * 50, [1] * 50)).block_size_tokens == 0
+
+
 @pytest.mark.parametrize(("used", "change"), [(lambda _: 0.85 * CARD, 0.02), (lambda _: 0.999 * CARD, -0.02)])
 def test_a_day_of_room_or_of_want_moves_the_ratio(used: Callable[[float], float], change: float) -> None:
     assert last(Life(used=used), 1.1 * DAY).utilization_change_ratio == pytest.approx(change)

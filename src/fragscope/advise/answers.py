@@ -82,6 +82,8 @@ class _Ground:
     lengths: Lengths | None
     doubt: str | None = None
     """Why the formula for KV bytes cannot be used."""
+    absent: tuple[str, ...] = ()
+    """Histograms of lengths that the engine does not show."""
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -186,8 +188,19 @@ def _ground(
         utilization,
         lengths,
         doubt,
+        _absent(past),
     )
     return ground if ground.pool_tokens is not None else replace(ground, pool_tokens=_expected_pool(ground, question))
+
+
+def _absent(past: EnginePast | None) -> tuple[str, ...]:
+    if past is None:
+        return ()
+    shown = {
+        "vllm:request_prompt_tokens": past.prompts.lifetime,
+        "vllm:request_generation_tokens": past.outputs.lifetime,
+    }
+    return tuple(name for name, histogram in shown.items() if histogram is None)
 
 
 def _prompts(ground: _Ground) -> Steps | None:
@@ -225,13 +238,15 @@ def _block_advice(
 ) -> tuple[Advice, ...]:
     if ground.lengths is None:
         words = "No request has finished, so nothing is known of lengths: wait for traffic, or give --lengths FILE.csv."
-        return (Advice(Topic.BLOCK_SIZE, None, words, missing=("lengths",)),)
+        if ground.absent:
+            words = f"There is no {' and no '.join(ground.absent)}, so lengths are not known; --lengths FILE.csv tells."
+        return (Advice(Topic.BLOCK_SIZE, None, words, missing=ground.absent or ("lengths",)),)
     per_token = ground.bytes_per_token
     step = 0.01 * ground.total_bytes / per_token if ground.total_bytes and per_token else None
     shape = question.shape
     geometry = blocks.Geometry(
         ground.block_size,
-        is_hybrid(ground.config) or (shape is not None and shape.hybrid and ground.block_size > max(COMMON_SIZES)),
+        is_hybrid(ground.config) or (shape is not None and shape.hybrid),
         shape.kind is Kind.MLA if shape is not None else None,
         ground.pool_tokens,
         step,
