@@ -272,3 +272,21 @@ def test_a_model_whose_windows_nobody_knows_is_said_and_the_rest_is_answered(
     answer = asked("--lengths", AZURE, "--model-config", str(file))
     assert any("KV bytes per token are not known" in note for note in answer["notes"])
     assert about(answer["engines"][0], "block_size")["change"] is False
+
+
+@pytest.mark.parametrize("option", [("--match", '{a="b"}'), ("--query-range", "1d"), ("--gpu-match", '{a="b"}')])
+def test_options_of_prometheus_without_one_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "--lengths", AZURE, *option]) == 2
+    assert f"{option[0]} asks a Prometheus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"num_key_value_heads": [4, 8]}, {"hidden_size": 8}, {"layer_types": ["x"]}])
+def test_a_model_config_with_fields_of_the_wrong_kind_is_refused_in_a_sentence(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_70B | wrong))
+    assert main(["advise", "--lengths", AZURE, "--model-config", str(file)]) == 2
+    assert "Traceback" not in capsys.readouterr().err

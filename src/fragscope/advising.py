@@ -23,6 +23,7 @@ from fragscope.advise.kv import footprint
 from fragscope.advise.layers import UnknownWindowsError
 from fragscope.advise.lengths import LengthCounter, Lengths
 from fragscope.advise.shape import ModelShape, shape_of, special_load
+from fragscope.advise_options import stray_options
 from fragscope.detect.parameters import Parameters
 from fragscope.gathering import Gathered
 from fragscope.plotting import PlotError, check_plot, draw
@@ -36,6 +37,10 @@ _HYBRID_SIZES = (528, 544, 672, 784, 800, 1056)
 """What vLLM is known to have raised the block of a hybrid to: lengths are counted once, for these too."""
 
 
+_QUERY_RANGE = "7d"
+_QUERY_STEP = "60s"
+
+
 class AdviseError(Exception):
     """No advice can be given; the message says why and what to do."""
 
@@ -45,6 +50,9 @@ def advise(settings: Settings, arguments: argparse.Namespace, out: Console) -> i
 
     Raises AdviseError for input that is unreadable or tells nothing, PlotError for a picture that cannot be made.
     """
+    stray = stray_options(arguments)
+    if stray:
+        raise AdviseError(f"{' and '.join(stray)} asks a Prometheus, but there is none; add --prometheus URL")
     if arguments.plot is not None:
         check_plot(arguments.plot)
     as_json = arguments.format == "json"
@@ -80,7 +88,7 @@ def _answers(gathered: Gathered, question: Question, settings: Settings) -> list
 def _gathered(settings: Settings, arguments: argparse.Namespace) -> Gathered:
     if arguments.prometheus is not None:
         now = time.time()
-        return _remembered(settings, arguments, f"{arguments.query_range}/now", now)
+        return _remembered(settings, arguments, f"{arguments.query_range or _QUERY_RANGE}/now", now)
     if not arguments.recording:
         # Two scrapes: the second falls due an interval after the first.
         return gathering.from_targets(settings, arguments.seconds or settings.interval_s)
@@ -90,8 +98,8 @@ def _gathered(settings: Settings, arguments: argparse.Namespace) -> Gathered:
 def _remembered(settings: Settings, arguments: argparse.Namespace, text: str, now: float) -> Gathered:
     try:
         start, end = window(text, now)
-        step_s = duration_s(arguments.query_step)
-        span = Span(start, end, step_s=step_s, match=arguments.match, gpu_match=arguments.gpu_match)
+        step_s = duration_s(arguments.query_step or _QUERY_STEP)
+        span = Span(start, end, step_s=step_s, match=arguments.match or "", gpu_match=arguments.gpu_match)
         parameters_of, full_ratio = _parameters_of(settings), settings.advice.full_ratio
         gathered = remembered(arguments.prometheus, span, parameters_of, full_ratio)
     except (ValueError, HistoryError, MatchError) as error:

@@ -112,7 +112,7 @@ def engine_answer(
     fleet = [other for other in observed.engines.values() if other.model_name == past.model_name]
     hours = by_hour(past.hours, ground.pool_tokens)
     queue = split.queue_of(past, ground.pool_tokens, len(fleet))
-    small, rows = _fp8(ground, question, pool_short=_pool_short(past))
+    small, rows = _fp8(ground, question, fp8.Use(_pool_short(past), question.backend, past.version))
     advice = (
         *_block_advice(ground, question, _live(past, ground), parameters),
         memory.advise(room, _setting(past, ground, question), parameters),
@@ -139,7 +139,7 @@ def engine_answer(
 def lengths_answer(question: Question, parameters: AdviceParameters) -> EngineAnswer:
     """What lengths alone (and a model, if told) allow to say."""
     ground = _ground(None, question, 1, 1, None, parameters)
-    small, rows = _fp8(ground, question, pool_short=True)
+    small, rows = _fp8(ground, question, fp8.Use(None, question.backend))
     advice = [*_block_advice(ground, question, None, parameters)]
     if question.shape is not None:
         advice.append(small)
@@ -268,10 +268,10 @@ def _setting(past: EnginePast, ground: _Ground, question: Question) -> memory.Se
     )
 
 
-def _fp8(ground: _Ground, question: Question, *, pool_short: bool) -> tuple[Advice, list[fp8.Option]]:
+def _fp8(ground: _Ground, question: Question, use: fp8.Use) -> tuple[Advice, list[fp8.Option]]:
     card, dtype = _card(ground, question), question.cache_dtype or ground.config.cache_dtype
     context = ground.lengths.context_tokens.point if ground.lengths is not None else None
-    return fp8.advise(question.shape, card, dtype, context, pool_short=pool_short)
+    return fp8.advise(question.shape, card, dtype, context, use)
 
 
 def _card(ground: _Ground, question: Question) -> fp8.Card | None:
@@ -285,10 +285,12 @@ def _card(ground: _Ground, question: Question) -> fp8.Card | None:
     return fp8.Card(ground.total_bytes, ground.utilization, weights, ground.tensor_parallel, other)
 
 
-def _pool_short(past: EnginePast) -> bool:
-    """Whether the pool limits: nine tenths full at its 95th percentile, or a queue while it was full."""
+def _pool_short(past: EnginePast) -> bool | None:
+    """Whether the pool limits: nine tenths full at its 95th percentile, or a queue while full; None: not seen."""
     usage = past.usage.quantile(0.95)
-    return (usage is not None and usage >= _SHORT_POOL_RATIO) or past.queued_polls > past.queued_not_full_polls
+    if usage is None:
+        return None
+    return usage >= _SHORT_POOL_RATIO or past.queued_full_polls > 0
 
 
 def _restart(

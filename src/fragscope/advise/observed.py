@@ -150,7 +150,9 @@ class EnginePast:
     usage_sum: float = 0.0
     busy_polls: int = 0
     queued_polls: int = 0
+    queued_full_polls: int = 0
     queued_not_full_polls: int = 0
+    """Both of polls that showed usage."""
     restarts: int = 0
     resized: int = 0
     """How often what sizes the pool changed: the ratio, or the flags that replace it."""
@@ -217,6 +219,7 @@ class EnginePast:
         self.usage.add(usage)
         hour.usage += usage
         hour.usage_highest = max(hour.usage_highest, usage)
+        self.queued_full_polls += bool(waiting) and usage >= full_ratio
         self.queued_not_full_polls += bool(waiting) and usage < full_ratio
         if running and usage:
             self.busy_polls += 1

@@ -38,6 +38,9 @@ class AdviceParameters:
     blocking_min_ratio: float = _threshold(
         0.05, "share of prompts that would block the queue before a split is worth it"
     )
+    queued_min_ratio: float = _threshold(
+        0.05, "share of polls with a queue before a full pool: about the share of requests that meet one (Wolff 1982)"
+    )
     short_min_ratio: float = _threshold(0.5, "share of traffic that must be short")
     full_ratio: float = _threshold(0.97, "a queue at a usage below this waits for something else than a full pool")
     restart_time_left_s: float = _threshold(86400.0, "a rolling restart is advised only if less time is left")
