@@ -79,7 +79,7 @@ GEMMA2_9B = {
     "sliding_window": 4096,
     "torch_dtype": "bfloat16",
 }
-GEMMA3_4B = {
+GEMMA3_4B: dict[str, Any] = {
     "model_type": "gemma3",
     "text_config": {
         "model_type": "gemma3_text",
@@ -103,7 +103,7 @@ GEMMA3_12B = {
     },
     "torch_dtype": "bfloat16",
 }
-LLAMA4_SCOUT = {
+LLAMA4_SCOUT: dict[str, Any] = {
     "model_type": "llama4",
     "text_config": {
         "model_type": "llama4_text",

@@ -110,6 +110,12 @@ def test_published_files_that_leave_out_windows_and_heads_take_what_their_model_
     assert print_of.groups == groups
 
 
+def test_a_language_part_without_a_type_is_of_the_wholes() -> None:
+    inner = {name: value for name, value in LLAMA4_SCOUT["text_config"].items() if name != "model_type"}
+    shape = shape_of({"model_type": "llama4", "text_config": inner})
+    assert (shape.full_layers, shape.window_layers) == (12, 36)
+
+
 def test_a_window_of_which_nobody_says_where_it_is_makes_the_kv_unknown() -> None:
     with pytest.raises(UnknownWindowsError, match="not known"):
         shape_of(LLAMA_8B | {"model_type": "my_model", "sliding_window": 4096})

@@ -216,6 +216,12 @@ def test_an_unknown_model_is_raised_to_092_at_most_and_told_so() -> None:
     assert any("is not known: never raised above 0.92" in caveat for caveat in given.caveats)
 
 
+def test_an_unknown_model_above_092_fits_only_with_the_doubt_said() -> None:
+    given = advice(ROOMY, setting=replace(SETTING, utilization=0.94, special=None))
+    assert given.change is False
+    assert "unless the model has images" in given.sentence
+
+
 @pytest.mark.parametrize(
     ("now", "used", "flag"),
     [(0.925, 0.85, "0.95"), (0.905, 0.985, "0.89"), (0.905, 1.0, "0.88"), (0.945, 0.985, "0.93")],

@@ -120,7 +120,9 @@ def _no_move(room: Room, setting: Setting, parameters: AdviceParameters) -> str:
         return f". {now:g} is beyond what the field reports as safe ({hard:g}), whatever was free here."
     if room.spare_bytes(parameters.horizon_s) < 0:
         return f". {now:g} leaves too little, but is not lowered below {parameters.utilization_min_ratio:g}."
-    return f": {now:g} fits, moving it would not help."
+    limit = setting.raise_limit(parameters)
+    doubt = f", unless the model has images or a mixture of experts ({limit:g} at most)" if now > limit + 1e-9 else ""
+    return f": {now:g} fits{doubt}, moving it would not help."
 
 
 _GROWS = {
@@ -267,7 +269,7 @@ def _caveats(room: Room, setting: Setting, move: float, parameters: AdviceParame
     if setting.special:
         why = ", ".join(setting.evidence) or "a special load"
         said.append(f"with {why} never above {parameters.utilization_max_special_ratio}")
-    if setting.special is None:
+    if setting.special is None and setting.fixed_by is None:
         limit = parameters.utilization_max_special_ratio
         said.append(f"whether the model has images or a mixture of experts is not known: never raised above {limit:g}")
     return tuple(said)

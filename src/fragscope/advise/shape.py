@@ -88,7 +88,8 @@ def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in _NESTED:
         inner = config.get(name)
         if isinstance(inner, Mapping):
-            deeper = _language_part(inner)
+            # A part that does not name its type is of the whole's.
+            deeper = _language_part({"model_type": config.get("model_type"), **inner})
             if first(with_defaults(deeper), "num_hidden_layers", "n_layer", "num_layers", "n_layers") is not None:
                 return deeper
     return config
