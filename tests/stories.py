@@ -141,7 +141,7 @@ class Story:
             admission_rejections_total=c["rejected"],
             prompt_tokens=Histogram(c["finished"], 300 * c["finished"], ((500.0, c["finished"]),)),
             output_tokens=Histogram(c["finished"], 100 * c["finished"], ((100.0, c["finished"]),)),
-            cache_config=CacheConfig(block_size=16, num_gpu_blocks=10_000, gpu_memory_utilization=0.9),
+            cache_config=CacheConfig(16, 10_000, 0.9, kv_cache_size_tokens=160_000),
             healthy=healthy,
             sleeping=sleeping,
             started_at=self.started_at,

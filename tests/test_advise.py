@@ -99,7 +99,8 @@ def test_a_recording_of_a_real_engine_gets_all_topics(asked: Callable[..., dict[
 def test_days_with_room_move_the_ratio_and_show_hours(days: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--recording", days]) == 0
     shown = capsys.readouterr().out
-    assert "set: --gpu-memory-utilization 0.93" in shown
+    assert "set: --gpu-memory-utilization 0.92" in shown
+    assert "never raised above 0.92" in shown
     assert "least free VRAM by hour of the day (UTC)" in shown
     assert "  23 h ####" in shown
     assert "about" in shown
@@ -261,3 +262,31 @@ def test_a_long_list_streams_in_memory_that_does_not_grow_with_it(
     tracemalloc.stop()
     assert answer["engines"][0]["lengths"]["count"] == 50_000
     assert peak < 4 * 2**20
+
+
+def test_a_model_whose_windows_nobody_knows_is_said_and_the_rest_is_answered(
+    tmp_path: Path, asked: Callable[..., dict[str, Any]]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_70B | {"model_type": "my_model", "sliding_window": 4096}))
+    answer = asked("--lengths", AZURE, "--model-config", str(file))
+    assert any("KV bytes per token are not known" in note for note in answer["notes"])
+    assert about(answer["engines"][0], "block_size")["change"] is False
+
+
+@pytest.mark.parametrize("option", [("--match", '{a="b"}'), ("--query-range", "1d"), ("--gpu-match", '{a="b"}')])
+def test_options_of_prometheus_without_one_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "--lengths", AZURE, *option]) == 2
+    assert f"{option[0]} asks a Prometheus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"num_key_value_heads": [4, 8]}, {"hidden_size": 8}, {"layer_types": ["x"]}])
+def test_a_model_config_with_fields_of_the_wrong_kind_is_refused_in_a_sentence(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_70B | wrong))
+    assert main(["advise", "--lengths", AZURE, "--model-config", str(file)]) == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -19,9 +19,9 @@ def add_options(made: Any) -> None:
         help="before and after a change: two recordings, or with --prometheus two windows (14d/7d 7d/now)",
     )
     made.add_argument("--prometheus", metavar="URL", help="look at the history of a Prometheus")
-    made.add_argument("--query-range", default="7d", metavar="TIME", help="how far back (default: 7d)")
-    made.add_argument("--query-step", default="60s", metavar="TIME", help="between its samples (default: 60s)")
-    made.add_argument("--match", default="", metavar="SELECTOR", help="label selector for every query")
+    made.add_argument("--query-range", metavar="TIME", help="how far back (default: 7d)")
+    made.add_argument("--query-step", metavar="TIME", help="between its samples (default: 60s)")
+    made.add_argument("--match", metavar="SELECTOR", help="label selector for every query")
     made.add_argument("--gpu-match", metavar="SELECTOR", help="another one for GPU series")
     made.add_argument("--model-config", type=Path, metavar="FILE", help="config.json of the model, or its folder")
     made.add_argument("--weights-bytes", type=_size, metavar="BYTES", help="weights of the whole model, e.g. 131.4GiB")
@@ -32,6 +32,13 @@ def add_options(made: Any) -> None:
     made.add_argument("--kv-cache-dtype", metavar="TYPE", help="where no engine shows it: auto, fp8, fp8_ds_mla")
     made.add_argument("--backend", metavar="NAME", help="attention backend as vLLM logs it, e.g. ROCM_ATTN")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png, .svg or .pdf (extra: fragscope[plot])")
+
+
+def stray_options(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Options for Prometheus that were given without one."""
+    names = ("query_range", "query_step", "match", "gpu_match")
+    given = [name for name in names if getattr(arguments, name) is not None]
+    return () if arguments.prometheus is not None else tuple(f"--{name.replace('_', '-')}" for name in given)
 
 
 def _size(text: str) -> float:

@@ -19,8 +19,11 @@ from fragscope.advise.answers import (
 )
 from fragscope.advise.backends import COMMON_SIZES, RULES
 from fragscope.advise.compare import compare
-from fragscope.advise.kv import footprint, shape_of, special_load
+from fragscope.advise.kv import footprint
+from fragscope.advise.layers import UnknownWindowsError
 from fragscope.advise.lengths import LengthCounter, Lengths
+from fragscope.advise.shape import ModelShape, shape_of, special_load
+from fragscope.advise_options import stray_options
 from fragscope.detect.parameters import Parameters
 from fragscope.gathering import Gathered
 from fragscope.plotting import PlotError, check_plot, draw
@@ -34,6 +37,10 @@ _HYBRID_SIZES = (528, 544, 672, 784, 800, 1056)
 """What vLLM is known to have raised the block of a hybrid to: lengths are counted once, for these too."""
 
 
+_QUERY_RANGE = "7d"
+_QUERY_STEP = "60s"
+
+
 class AdviseError(Exception):
     """No advice can be given; the message says why and what to do."""
 
@@ -43,6 +50,9 @@ def advise(settings: Settings, arguments: argparse.Namespace, out: Console) -> i
 
     Raises AdviseError for input that is unreadable or tells nothing, PlotError for a picture that cannot be made.
     """
+    stray = stray_options(arguments)
+    if stray:
+        raise AdviseError(f"{' and '.join(stray)} asks a Prometheus, but there is none; add --prometheus URL")
     if arguments.plot is not None:
         check_plot(arguments.plot)
     as_json = arguments.format == "json"
@@ -78,7 +88,7 @@ def _answers(gathered: Gathered, question: Question, settings: Settings) -> list
 def _gathered(settings: Settings, arguments: argparse.Namespace) -> Gathered:
     if arguments.prometheus is not None:
         now = time.time()
-        return _remembered(settings, arguments, f"{arguments.query_range}/now", now)
+        return _remembered(settings, arguments, f"{arguments.query_range or _QUERY_RANGE}/now", now)
     if not arguments.recording:
         # Two scrapes: the second falls due an interval after the first.
         return gathering.from_targets(settings, arguments.seconds or settings.interval_s)
@@ -88,8 +98,8 @@ def _gathered(settings: Settings, arguments: argparse.Namespace) -> Gathered:
 def _remembered(settings: Settings, arguments: argparse.Namespace, text: str, now: float) -> Gathered:
     try:
         start, end = window(text, now)
-        step_s = duration_s(arguments.query_step)
-        span = Span(start, end, step_s=step_s, match=arguments.match, gpu_match=arguments.gpu_match)
+        step_s = duration_s(arguments.query_step or _QUERY_STEP)
+        span = Span(start, end, step_s=step_s, match=arguments.match or "", gpu_match=arguments.gpu_match)
         parameters_of, full_ratio = _parameters_of(settings), settings.advice.full_ratio
         gathered = remembered(arguments.prometheus, span, parameters_of, full_ratio)
     except (ValueError, HistoryError, MatchError) as error:
@@ -130,18 +140,13 @@ def _question(settings: Settings, arguments: argparse.Namespace, notes: list[str
     if arguments.backend is not None and not any(rule.backend == arguments.backend.upper() for rule in RULES):
         known = ", ".join(sorted({rule.backend for rule in RULES}))
         notes.append(f"--backend {arguments.backend} is not in the table; known are {known}")
-    try:
-        shape = shape_of(config) if config is not None else None
-        if shape is not None:
-            footprint(shape, arguments.kv_cache_dtype, arguments.tensor_parallel_size or 1)
-    except ValueError as error:
-        raise AdviseError(str(error)) from error
+    shape = _shape(config, arguments, notes) if config is not None else None
     lengths = None
     if arguments.lengths is not None:
         lengths = _lengths(settings, arguments.lengths, arguments.block_size or DEFAULT_BLOCK_SIZE, notes)
     return Question(
         shape=shape,
-        special=special_load(config) if config is not None else (),
+        special=special_load(config) if config is not None else None,
         backend=arguments.backend,
         weights_bytes=arguments.weights_bytes,
         gpu_memory_bytes=arguments.gpu_memory_bytes,
@@ -151,6 +156,19 @@ def _question(settings: Settings, arguments: argparse.Namespace, notes: list[str
         cache_dtype=arguments.kv_cache_dtype,
         lengths=lengths,
     )
+
+
+def _shape(config: Mapping[str, Any], arguments: argparse.Namespace, notes: list[str]) -> ModelShape | None:
+    """What decides the size of the KV; None, with a note, where nobody can say."""
+    try:
+        shape = shape_of(config)
+        footprint(shape, arguments.kv_cache_dtype, arguments.tensor_parallel_size or 1)
+    except UnknownWindowsError as error:
+        notes.append(str(error))
+        return None
+    except ValueError as error:
+        raise AdviseError(str(error)) from error
+    return shape
 
 
 def _model_config(path: Path) -> Mapping[str, Any]:

@@ -62,3 +62,58 @@ NEMOTRON_H = {
     "hybrid_override_pattern": "M-M*-M-*",
     "torch_dtype": "bfloat16",
 }
+MAMBA2 = {
+    "model_type": "mamba2",
+    "num_hidden_layers": 64,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "head_dim": 64,
+}
+GEMMA2_9B = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "hidden_size": 3584,
+    "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+}
+GEMMA3_4B: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152},
+    "torch_dtype": "bfloat16",
+}
+GEMMA3_12B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 3840,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 48,
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+}
+LLAMA4_SCOUT: dict[str, Any] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "attention_chunk_size": 8192,
+        "no_rope_layers": [],
+    },
+    "torch_dtype": "bfloat16",
+}

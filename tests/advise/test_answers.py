@@ -6,14 +6,15 @@ import pytest
 
 from fragscope.advise.advice import Advice, Topic
 from fragscope.advise.answers import EngineAnswer, Question, engine_answer, fleet_answer, lengths_answer
-from fragscope.advise.kv import shape_of, special_load
 from fragscope.advise.observed import Observed
+from fragscope.advise.shape import shape_of, special_load
 from fragscope.model import CacheConfig
-from tests.advise.configs import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, QWEN3_NEXT
+from tests.advise.configs import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, MAMBA2, QWEN3_NEXT
 from tests.advise.past import CARD, DAY, GIB, HOUR, POOL, Life, samples
 from tests.advise.traces import PARAMETERS, counter, histogram_of
 
 NOTHING = Question()
+LLAMA = shape_of(LLAMA_8B)
 
 
 def answer(
@@ -40,7 +41,7 @@ CHATS = [(200, 128)] * 80 + [(200, 600)] * 15 + [(400, 3000)] * 5
 
 
 def test_chats_of_128_tokens_with_a_tail_are_told_to_leave_the_block_and_use_the_room_instead() -> None:
-    found = answer(Life(used=lambda _: 0.9 * CARD), CHATS, Question(backend="ROCM_ATTN"))
+    found = answer(Life(used=lambda _: 0.9 * CARD), CHATS, Question(LLAMA, (), backend="ROCM_ATTN"))
     assert about(found, Topic.BLOCK_SIZE).change is False
     assert about(found, Topic.MEMORY).flags == ("--gpu-memory-utilization 0.93",)
     assert about(found, Topic.SPLIT).change is False
@@ -122,3 +123,52 @@ def test_one_engine_is_no_fleet() -> None:
 def test_a_threshold_that_is_no_ratio_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"advice\.waste_min_ratio"):
         replace(PARAMETERS, waste_min_ratio=value)
+
+
+def test_a_cache_type_that_nobody_knows_leaves_kv_unknown_instead_of_failing() -> None:
+    told = Question(shape=shape_of(LLAMA_70B), weights_bytes=131.4 * GIB)
+    for dtype in ("nvfp4", "fp8_ds_mla"):
+        found = answer(Life(config=replace(POOL, cache_dtype=dtype)), CHATS, told, HOUR)
+        assert any(f"not known: the KV cache type is {dtype}" in fact.replace("'", "") for fact in found.facts)
+        assert about(found, Topic.FP8).change is None
+
+
+def test_a_model_without_keys_and_values_gets_answers_and_no_division_by_0() -> None:
+    told = Question(shape=shape_of(MAMBA2), weights_bytes=5 * GIB, gpu_memory_bytes=CARD, utilization=0.9)
+    listed = counter(CHATS).lengths((16,), PARAMETERS)
+    assert lengths_answer(replace(told, lengths=listed), PARAMETERS).advice[-1].change is None
+    found = answer(Life(config=replace(POOL, kv_cache_memory_bytes=GIB)), CHATS, told, HOUR)
+    assert "only a state of fixed size" in about(found, Topic.FP8).sentence
+
+
+OLD_POOL = CacheConfig(16, 40_000, 0.9, "auto")
+
+
+def test_blocks_of_an_unknown_model_are_no_tokens_and_what_needs_them_is_not_known() -> None:
+    found = answer(Life(config=OLD_POOL, waiting=lambda _: 2.0), CHATS, seconds=HOUR)
+    assert found.pool_tokens is None
+    assert (about(found, Topic.SPLIT).change, about(found, Topic.SPLIT).missing) == (None, ("pool_tokens",))
+    assert any("shows no kv_cache_size_tokens" in fact for fact in found.facts)
+
+
+def test_blocks_are_divided_by_the_groups_of_layers_of_a_known_model() -> None:
+    windowed = answer(Life(config=OLD_POOL), CHATS, Question(shape=shape_of(GPT_OSS_120B)), HOUR)
+    assert windowed.pool_tokens == 320_000
+    assert any("in 2 groups" in fact for fact in windowed.facts)
+    assert answer(Life(config=OLD_POOL), CHATS, Question(shape=LLAMA), HOUR).pool_tokens == 640_000
+
+
+def test_a_hybrid_config_beside_lengths_gets_no_block_advice() -> None:
+    listed = counter([(32, 1)] * 50).lengths((16, 64), PARAMETERS)
+    told = Question(shape=shape_of(QWEN3_NEXT), lengths=listed, block_size=64)
+    given = lengths_answer(told, PARAMETERS).advice[0]
+    assert (given.change, given.flags) == (False, ())
+
+
+def test_the_histogram_that_is_missing_is_named() -> None:
+    past = Observed()
+    for sample in samples(Life(), HOUR, 300):
+        engine = replace(sample.engines[0], prompt_tokens=histogram_of([32] * 50))
+        past.observe(replace(sample, engines=(engine,)))
+    found = engine_answer(past.engines["vllm", "0"], past, NOTHING, "none", PARAMETERS)
+    assert about(found, Topic.BLOCK_SIZE).missing == ("vllm:request_generation_tokens",)

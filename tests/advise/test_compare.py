@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fragscope.advise.compare import Comparison, Outcome, Row, batch_mean, compare, poisson, quantile
+from fragscope.advise.advice import Range
+from fragscope.advise.batches import Slices, together
+from fragscope.advise.compare import Comparison, Outcome, Row, batch_mean, compare, mean_of, poisson, quantile
 from fragscope.advise.observed import Observed
 from fragscope.model import Histogram
 from tests.advise.past import CARD, HOUR, POOL, Life, samples
@@ -98,13 +100,14 @@ def test_what_a_side_did_not_show_is_not_known() -> None:
 
 def test_quantiles_lie_between_the_edges_of_their_buckets() -> None:
     histogram = first_tokens([0.05] * 10 + [0.3] * 80 + [2.0] * 10, 100)
-    middle = quantile(histogram, 0.5)
+    middle = quantile([histogram], 0.5)
     assert middle is not None
     assert (middle.low, middle.high) == (0.25, 0.5)
-    late = quantile(histogram, 0.95)
+    late = quantile([histogram], 0.95)
     assert late is not None
     assert (late.low, late.high) == (1.0, 2.5)
-    assert quantile(None, 0.5) is None
+    assert mean_of([histogram]) is None, "one slice has no spread"
+    assert quantile([], 0.5) is None
 
 
 def test_neighbours_that_are_alike_widen_the_bounds_of_a_mean() -> None:
@@ -124,3 +127,48 @@ def test_a_count_of_nothing_still_has_an_upper_bound() -> None:
     assert high == pytest.approx(3.69, abs=0.3)
     assert poisson(100)[0] == pytest.approx(81.4, abs=0.5)
     assert poisson(100)[1] == pytest.approx(121.6, abs=0.5)
+
+
+EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+
+
+def queued(draw: random.Random, load: float, requests: int = 5000) -> list[Histogram]:
+    """Waits in a queue with one server (M/M/1), by the minute at a request a second."""
+    minutes: dict[int, list[float]] = {}
+    wait = at = 0.0
+    for _ in range(requests):
+        gap = draw.expovariate(1.0)
+        at += gap
+        wait = max(0.0, wait + draw.expovariate(1 / load) - gap)
+        minutes.setdefault(int(at // 60), []).append(wait)
+    return [
+        Histogram(float(len(waits)), sum(waits), tuple((e, float(sum(w <= e for w in waits))) for e in EDGES))
+        for _, waits in sorted(minutes.items())
+    ]
+
+
+def claimed(a: Range | None, b: Range | None) -> bool:
+    return Row("", "s", a, b).outcome in (Outcome.LOWER, Outcome.HIGHER)
+
+
+def test_two_windows_of_the_same_busy_queue_are_seldom_called_different() -> None:
+    """Requests that wait for each other are no independent draws: taken as such, 46 of 60 pairs differed."""
+    draw = random.Random(11)
+    pairs = [(queued(draw, 0.9), queued(draw, 0.9)) for _ in range(40)]
+    assert sum(claimed(mean_of(a), mean_of(b)) for a, b in pairs) <= 3
+    assert sum(claimed(quantile(a, 0.95), quantile(b, 0.95)) for a, b in pairs) <= 3
+
+
+def test_a_queue_that_got_much_shorter_is_still_told_apart() -> None:
+    draw = random.Random(12)
+    busy, idle = queued(draw, 0.9, 20_000), queued(draw, 0.5, 20_000)
+    assert claimed(mean_of(busy), mean_of(idle))
+    assert claimed(quantile(busy, 0.95), quantile(idle, 0.95))
+
+
+def test_slices_grow_wider_instead_of_more_and_lose_nothing() -> None:
+    slices = Slices()
+    for minute in range(10_000):
+        slices.add(60.0 * minute, Histogram(2.0, 3.0, ((1.0, 1.0),)))
+    assert len(slices.rows) <= 480
+    assert sum(rise.count for rise in together([slices, slices])) == 40_000

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from fragscope.advise.advice import GIB
-from fragscope.advise.fp8 import Card, advise, carried, options
-from fragscope.advise.kv import shape_of
+from fragscope.advise.fp8 import Card, Use, advise, carried, options
+from fragscope.advise.shape import shape_of
 from tests.advise.configs import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_70B, QWEN3_NEXT
 
 CARD = Card(192 * GIB, 0.90, 131.4 * GIB)
 SHAPE = shape_of(LLAMA_70B)
+SHORT = Use(pool_short=True)
 CONTEXTS = {"azure_conv": 1250, "azure_code": 2558, "mooncake_conv": 15635, "servegen_r1": 3498}
 
 
@@ -32,7 +33,7 @@ def test_a_70b_model_on_one_card_gains_what_the_worked_example_says(
 
 
 def test_weights_give_most_and_every_figure_is_an_up_to() -> None:
-    given, rows = advise(SHAPE, CARD, "auto", 1250, pool_short=True)
+    given, rows = advise(SHAPE, CARD, "auto", 1250, SHORT)
     assert given.change is True
     assert given.flags == ("--quantization fp8", "--kv-cache-dtype fp8")
     assert "up to 5.7 times" in given.sentence
@@ -44,7 +45,7 @@ def test_weights_give_most_and_every_figure_is_an_up_to() -> None:
 
 
 def test_where_the_pool_is_not_the_limit_it_says_so() -> None:
-    given, _ = advise(SHAPE, CARD, "auto", 1250, pool_short=False)
+    given, _ = advise(SHAPE, CARD, "auto", 1250, Use(pool_short=False))
     assert given.change is False
     assert "not what limited this server" in given.sentence
 
@@ -57,7 +58,7 @@ def test_a_checkpoint_that_is_fp8_already_offers_only_its_kv() -> None:
 
 
 def test_with_fp8_everywhere_nothing_is_left() -> None:
-    given, _ = advise(shape_of(DEEPSEEK_V3), Card(192 * GIB, 0.9, 84 * GIB, 8), "fp8", 4000, pool_short=True)
+    given, _ = advise(shape_of(DEEPSEEK_V3), Card(192 * GIB, 0.9, 84 * GIB, 8), "fp8", 4000, SHORT)
     assert given.change is False
     assert "Nothing is left to shrink" in given.sentence
 
@@ -94,6 +95,7 @@ def test_with_fp8_everywhere_nothing_is_left() -> None:
             "quark",
         ),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, True, True, "modelopt"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, False, False, "not FP8"),
         ({"quant_method": "awq"}, False, False, "quantized by awq"),
         (GPT_OSS_120B["quantization_config"], False, False, "quantized by mxfp4"),
     ],
@@ -107,10 +109,49 @@ def test_the_checkpoint_says_whether_it_carries_scales(
 
 
 def test_a_hybrid_is_warned_that_short_contexts_gain_nothing() -> None:
-    given, _ = advise(shape_of(QWEN3_NEXT), Card(192 * GIB, 0.9, 150 * GIB), None, 800, pool_short=True)
+    given, _ = advise(shape_of(QWEN3_NEXT), Card(192 * GIB, 0.9, 150 * GIB), None, 800, SHORT)
     assert any("vllm#55196" in caveat for caveat in given.caveats)
 
 
 def test_without_the_model_or_its_size_it_is_not_known() -> None:
-    assert advise(None, CARD, None, None, pool_short=True)[0].missing == ("model_config",)
-    assert advise(SHAPE, None, None, None, pool_short=True)[0].change is None
+    assert advise(None, CARD, None, None, SHORT)[0].missing == ("model_config",)
+    assert advise(SHAPE, None, None, None, SHORT)[0].change is None
+
+
+def test_where_nobody_knows_whether_the_pool_runs_short_it_is_possible_and_not_recommended() -> None:
+    given, rows = advise(SHAPE, CARD, "auto", 1250, Use(pool_short=None))
+    assert (given.change, given.flags) == (None, ())
+    assert "Possible, not recommended" in given.sentence
+    assert len(rows) == 4
+
+
+def test_weights_that_do_not_fit_in_fp8_either_get_no_flags() -> None:
+    given, _ = advise(SHAPE, Card(24 * GIB, 0.9, 131.4 * GIB), "auto", 1250, SHORT)
+    assert (given.change, given.flags) == (False, ())
+    assert "do not fit, in FP8 neither" in given.sentence
+
+
+def test_a_model_that_fits_only_in_fp8_is_told_to_shrink_its_weights_alone() -> None:
+    given, _ = advise(SHAPE, Card(128 * GIB, 0.9, 131.4 * GIB), "auto", 1250, Use(pool_short=None))
+    assert given.flags == ("--quantization fp8",)
+
+
+def test_a_hybrid_is_not_recommended_fp8_kv() -> None:
+    shape = shape_of(QWEN3_NEXT)
+    given, _ = advise(shape, Card(192 * GIB, 0.9, 150 * GIB), None, 800, SHORT)
+    assert given.flags == ("--quantization fp8",)
+    already = shape_of(QWEN3_NEXT | {"quantization_config": {"quant_method": "fp8"}})
+    given, _ = advise(already, Card(192 * GIB, 0.9, 75 * GIB), None, 800, SHORT)
+    assert (given.change, given.flags) == (False, ())
+
+
+@pytest.mark.parametrize(
+    ("version", "flags"),
+    [("0.20.2", ("--quantization fp8",)), ("0.32.0", ("--quantization fp8", "--kv-cache-dtype fp8"))],
+)
+def test_a_backend_that_does_not_take_fp8_kv_in_this_version_is_not_told_to(
+    version: str, flags: tuple[str, ...]
+) -> None:
+    given, _ = advise(SHAPE, CARD, "auto", 1250, Use(True, "ROCM_AITER_UNIFIED_ATTN", version))
+    assert given.flags == flags
+    assert any("not for this server" in caveat for caveat in given.caveats) == (len(flags) == 1)

@@ -9,7 +9,7 @@ import pytest
 from fragscope.advise.live import EngineAdvice, LiveAdvisor
 from fragscope.detect.detector import Detector
 from fragscope.model import Assessment, CacheConfig, Histogram, Sample
-from tests.advise.past import CARD, DAY, HOUR, POOL, Life, samples
+from tests.advise.past import CARD, DAY, GIB, HOUR, POOL, Life, samples
 from tests.advise.traces import histogram, histogram_of
 
 
@@ -59,9 +59,41 @@ def test_a_hybrid_is_never_sent_elsewhere() -> None:
     assert last(Life(config=config), HOUR, lengths([32] * 50, [1] * 50)).block_size_tokens == 0
 
 
-@pytest.mark.parametrize(("used", "change"), [(lambda _: 0.85 * CARD, 0.03), (lambda _: 0.999 * CARD, -0.02)])
+def test_a_block_of_800_without_a_word_of_its_rise_is_a_hybrids_too() -> None:
+    config = CacheConfig(800, 400, 0.9, "auto")
+    assert last(Life(config=config), HOUR, lengths([32] * 50, [1] * 50)).block_size_tokens == 0
+
+
+@pytest.mark.parametrize(("used", "change"), [(lambda _: 0.85 * CARD, 0.02), (lambda _: 0.999 * CARD, -0.02)])
 def test_a_day_of_room_or_of_want_moves_the_ratio(used: Callable[[float], float], change: float) -> None:
     assert last(Life(used=used), 1.1 * DAY).utilization_change_ratio == pytest.approx(change)
+
+
+def test_a_day_without_requests_gives_no_gauge() -> None:
+    idle = Life(used=lambda _: 0.85 * CARD, usage=lambda _: 0.0, running=lambda _: 0.0)
+    assert last(idle, 1.1 * DAY).utilization_change_ratio is None
+
+
+def test_a_gap_of_a_day_between_two_samples_is_no_day_seen() -> None:
+    advisor, shown = LiveAdvisor(), None
+    for sample in samples(Life(used=lambda _: 0.85 * CARD), 3 * DAY, 25 * HOUR):
+        shown = advisor.observe(sample, assess(sample))[0].utilization_change_ratio
+    assert shown is None
+
+
+def test_a_leak_of_a_quarter_gib_an_hour_is_not_raised_for_although_there_is_room() -> None:
+    leaking = Life(used=lambda t: 0.80 * CARD + t / HOUR * 0.25 * GIB)
+    assert last(leaking, 1.1 * DAY).utilization_change_ratio == 0
+
+
+def test_a_pool_sized_by_a_flag_shows_no_change_of_the_ratio() -> None:
+    for config in (replace(POOL, kv_cache_memory_bytes=100 * GIB), replace(POOL, num_gpu_blocks_override=20_000)):
+        assert last(Life(used=lambda _: 0.85 * CARD, config=config), 1.1 * DAY).utilization_change_ratio == 0
+
+
+def test_a_model_that_the_daemon_does_not_know_is_not_raised_above_092() -> None:
+    config = replace(POOL, gpu_memory_utilization=0.92)
+    assert last(Life(used=lambda _: 0.85 * CARD, config=config), 1.1 * DAY).utilization_change_ratio == 0
 
 
 def test_a_ratio_that_was_changed_begins_a_new_day() -> None:

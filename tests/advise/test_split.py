@@ -52,12 +52,12 @@ def test_short_chats_with_a_tail_of_documents_are_split_where_there_are_engines_
     assert any("sqrt(2)" in caveat for caveat in given.caveats)
 
 
-def test_with_one_engine_the_compromise_is_given_instead() -> None:
+def test_with_one_engine_only_priority_scheduling_is_named() -> None:
     given = advise(prompts_of([200] * 80 + [40_000] * 20), Queue(POOL, 0.95, 0.6, 0.5, 0.3, 1), [], PARAMETERS)
     assert given.change is True
-    assert not given.flags
-    assert "no replicas to spare" in given.sentence
-    assert "--scheduling-policy priority" in given.sentence
+    assert given.flags == ("--scheduling-policy priority",)
+    assert "nothing to split" in given.sentence
+    assert "--kv-cache-dtype" not in given.sentence
 
 
 def test_engines_that_are_full_on_average_have_none_to_spare() -> None:
@@ -82,6 +82,12 @@ def test_nobody_who_waits_needs_no_split() -> None:
     given = advise(prompts_of([200] * 80 + [40_000] * 20), Queue(POOL, 0.95, 0.6, 0.5, 0.0, 4), [], PARAMETERS)
     assert given.change is False
     assert "no request was seen waiting" in given.sentence
+
+
+def test_a_queue_in_one_poll_of_ten_thousand_is_no_reason() -> None:
+    given = advise(prompts_of([200] * 80 + [40_000] * 20), Queue(POOL, 0.95, 0.6, 0.5, 1e-4, 4), [], PARAMETERS)
+    assert given.change is False
+    assert "0.01 % of the polls only" in given.sentence
 
 
 def growing(t: float) -> Histogram:

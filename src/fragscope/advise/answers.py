@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from fragscope.advise import blocks, fp8, memory, replicas, restart, split
 from fragscope.advise.advice import Advice, Topic, gib
 from fragscope.advise.backends import COMMON_SIZES, BackendRule, rule_for, version_of
-from fragscope.advise.kv import Footprint, Kind, ModelShape, block_of, check, footprint, is_hybrid, pool_tokens
-from fragscope.advise.lengths import Lengths, Waste, from_histograms
-from fragscope.advise.memory import Growth, Room
+from fragscope.advise.kv import Footprint, block_of, check, fixed_by, footprint, is_hybrid, pool_tokens
+from fragscope.advise.lengths import Lengths, Steps, Waste, from_histograms
 from fragscope.advise.observed import EnginePast, Observed
 from fragscope.advise.parameters import AdviceParameters
+from fragscope.advise.room import Growth, Room, tightest
+from fragscope.advise.shape import Kind, ModelShape
 from fragscope.advise.split import HourRow, by_hour
 from fragscope.model import CacheConfig, Cause
 
@@ -26,7 +27,8 @@ class Question:
     """What the asker knows beside what can be seen; None: not told. `weights_bytes` are those of the whole model."""
 
     shape: ModelShape | None = None
-    special: tuple[str, ...] = ()
+    special: tuple[str, ...] | None = None
+    """What asks for more room outside the pool; None: the model is not known."""
     backend: str | None = None
     weights_bytes: float | None = None
     gpu_memory_bytes: float | None = None
@@ -78,12 +80,16 @@ class _Ground:
     total_bytes: float | None
     utilization: float | None
     lengths: Lengths | None
+    doubt: str | None = None
+    """Why the formula for KV bytes cannot be used."""
+    absent: tuple[str, ...] = ()
+    """Histograms of lengths that the engine does not show."""
 
     @property
     def bytes_per_token(self) -> float | None:
         """On one GPU: by the formula, else by what the engine shows."""
         if self.print_of is not None:
-            return self.print_of.bytes_per_token
+            return self.print_of.bytes_per_token or None
         shown = self.config.kv_cache_memory_bytes
         if shown and self.pool_tokens and self.config.num_gpu_blocks_override is None:
             return shown / self.pool_tokens
@@ -101,16 +107,16 @@ def engine_answer(
     """All advice about one engine; `cause` is the detector's."""
     mates = observed.engines_of(past.target)
     gpus = observed.gpus_of(past.target)
-    room = memory.tightest(gpus, parameters)
+    room = tightest(gpus, parameters)
     ground = _ground(past, question, len(mates), max(1, len(gpus) // len(mates)), room, parameters)
     fleet = [other for other in observed.engines.values() if other.model_name == past.model_name]
     hours = by_hour(past.hours, ground.pool_tokens)
     queue = split.queue_of(past, ground.pool_tokens, len(fleet))
-    small, rows = _fp8(ground, question, pool_short=_pool_short(past))
+    small, rows = _fp8(ground, question, fp8.Use(_pool_short(past), question.backend, past.version))
     advice = (
         *_block_advice(ground, question, _live(past, ground), parameters),
         memory.advise(room, _setting(past, ground, question), parameters),
-        split.advise(ground.lengths.prompts if ground.lengths is not None else None, queue, hours, parameters),
+        split.advise(_prompts(ground), queue, hours, parameters, pool_known=ground.pool_tokens is not None),
         small,
         _restart(cause, room, hours, fleet, parameters),
     )
@@ -133,7 +139,7 @@ def engine_answer(
 def lengths_answer(question: Question, parameters: AdviceParameters) -> EngineAnswer:
     """What lengths alone (and a model, if told) allow to say."""
     ground = _ground(None, question, 1, 1, None, parameters)
-    small, rows = _fp8(ground, question, pool_short=True)
+    small, rows = _fp8(ground, question, fp8.Use(None, question.backend))
     advice = [*_block_advice(ground, question, None, parameters)]
     if question.shape is not None:
         advice.append(small)
@@ -165,7 +171,7 @@ def _ground(
     config = (past.config if past is not None else None) or CacheConfig()
     ranks = question.tensor_parallel or gpus
     dtype = question.cache_dtype or config.cache_dtype
-    print_of = footprint(question.shape, dtype, ranks) if question.shape is not None else None
+    print_of, doubt = _footprint(question.shape, dtype, ranks)
     lengths = question.lengths
     if lengths is None and past is not None:
         lengths = from_histograms(past.prompts.lifetime, past.outputs.lifetime, parameters)
@@ -177,12 +183,38 @@ def _ground(
         rule_for(question.backend, past.version if past is not None else None),
         print_of,
         ranks,
-        pool_tokens(config, engines),
+        pool_tokens(config, engines, print_of.groups if print_of is not None else None),
         total,
         utilization,
         lengths,
+        doubt,
+        _absent(past),
     )
     return ground if ground.pool_tokens is not None else replace(ground, pool_tokens=_expected_pool(ground, question))
+
+
+def _absent(past: EnginePast | None) -> tuple[str, ...]:
+    if past is None:
+        return ()
+    shown = {
+        "vllm:request_prompt_tokens": past.prompts.lifetime,
+        "vllm:request_generation_tokens": past.outputs.lifetime,
+    }
+    return tuple(name for name, histogram in shown.items() if histogram is None)
+
+
+def _prompts(ground: _Ground) -> Steps | None:
+    return ground.lengths.prompts if ground.lengths is not None else None
+
+
+def _footprint(shape: ModelShape | None, dtype: str | None, ranks: int) -> tuple[Footprint | None, str | None]:
+    """KV bytes per token, or why they are not known: an engine may show a type nobody knows here."""
+    if shape is None:
+        return None, None
+    try:
+        return footprint(shape, dtype, ranks), None
+    except ValueError as error:
+        return None, f"KV bytes per token are not known: {error}"
 
 
 def _expected_pool(ground: _Ground, question: Question) -> float | None:
@@ -206,13 +238,15 @@ def _block_advice(
 ) -> tuple[Advice, ...]:
     if ground.lengths is None:
         words = "No request has finished, so nothing is known of lengths: wait for traffic, or give --lengths FILE.csv."
-        return (Advice(Topic.BLOCK_SIZE, None, words, missing=("lengths",)),)
+        if ground.absent:
+            words = f"There is no {' and no '.join(ground.absent)}, so lengths are not known; --lengths FILE.csv tells."
+        return (Advice(Topic.BLOCK_SIZE, None, words, missing=ground.absent or ("lengths",)),)
     per_token = ground.bytes_per_token
     step = 0.01 * ground.total_bytes / per_token if ground.total_bytes and per_token else None
     shape = question.shape
     geometry = blocks.Geometry(
         ground.block_size,
-        is_hybrid(ground.config) or (shape is not None and shape.hybrid and ground.block_size > max(COMMON_SIZES)),
+        is_hybrid(ground.config) or (shape is not None and shape.hybrid),
         shape.kind is Kind.MLA if shape is not None else None,
         ground.pool_tokens,
         step,
@@ -221,15 +255,23 @@ def _block_advice(
 
 
 def _setting(past: EnginePast, ground: _Ground, question: Question) -> memory.Setting:
-    special = question.special
-    pools, per_token = len(past.pools) or 1, ground.bytes_per_token
-    return memory.Setting(ground.utilization, bool(special), pools, ground.pool_tokens, per_token, special)
+    fixed = fixed_by(ground.config)
+    return memory.Setting(
+        ground.utilization,
+        bool(question.special) if question.special is not None else None,
+        len(past.pools) or 1,
+        ground.pool_tokens,
+        ground.bytes_per_token,
+        question.special or (),
+        fixed,
+        ground.config.kv_cache_memory_bytes if fixed == "kv_cache_memory_bytes" else None,
+    )
 
 
-def _fp8(ground: _Ground, question: Question, *, pool_short: bool) -> tuple[Advice, list[fp8.Option]]:
+def _fp8(ground: _Ground, question: Question, use: fp8.Use) -> tuple[Advice, list[fp8.Option]]:
     card, dtype = _card(ground, question), question.cache_dtype or ground.config.cache_dtype
     context = ground.lengths.context_tokens.point if ground.lengths is not None else None
-    return fp8.advise(question.shape, card, dtype, context, pool_short=pool_short)
+    return fp8.advise(question.shape, card, dtype, context, use)
 
 
 def _card(ground: _Ground, question: Question) -> fp8.Card | None:
@@ -243,10 +285,12 @@ def _card(ground: _Ground, question: Question) -> fp8.Card | None:
     return fp8.Card(ground.total_bytes, ground.utilization, weights, ground.tensor_parallel, other)
 
 
-def _pool_short(past: EnginePast) -> bool:
-    """Whether the pool limits: nine tenths full at its 95th percentile, or a queue while it was full."""
+def _pool_short(past: EnginePast) -> bool | None:
+    """Whether the pool limits: nine tenths full at its 95th percentile, or a queue while full; None: not seen."""
     usage = past.usage.quantile(0.95)
-    return (usage is not None and usage >= _SHORT_POOL_RATIO) or past.queued_polls > past.queued_not_full_polls
+    if usage is None:
+        return None
+    return usage >= _SHORT_POOL_RATIO or past.queued_full_polls > 0
 
 
 def _restart(
@@ -303,14 +347,24 @@ def _facts(ground: _Ground, question: Question, version: str | None, engines: in
         said.append(_kv_words(ground, question.shape, engines))
     if ground.pool_tokens is not None:
         size = f" ({gib(ground.pool_tokens * ground.bytes_per_token)} per GPU)" if ground.bytes_per_token else ""
-        shown = (
-            "the pool holds" if pool_tokens(ground.config, engines) is not None else "the budget leaves a pool of about"
-        )
+        shown = "the budget leaves a pool of about" if _told(ground, engines) is None else "the pool holds"
         said.append(f"{shown} {ground.pool_tokens:,.0f} tokens{size}")
+    elif ground.config.num_gpu_blocks:
+        said.append(
+            "how many tokens the pool holds is not known: this vLLM shows no kv_cache_size_tokens, and blocks times "
+            "their size is wrong where layers are kept in several groups; --model-config tells"
+        )
+    if ground.doubt is not None:
+        said.append(ground.doubt)
     known, (stale, fixed) = version_of(version), blocks.STALE_BLOCK_VERSIONS
     if ground.config.effective_attention_block_size is None and known is not None and stale <= known < fixed:
         said.append(f"vLLM {version} may show the block size of before it raised it; newer versions do not")
     return said
+
+
+def _told(ground: _Ground, engines: int) -> float | None:
+    """The pool as the engine shows it."""
+    return pool_tokens(ground.config, engines, ground.print_of.groups if ground.print_of is not None else None)
 
 
 def _kv_words(ground: _Ground, shape: ModelShape, engines: int) -> str:
@@ -321,6 +375,8 @@ def _kv_words(ground: _Ground, shape: ModelShape, engines: int) -> str:
         words += f", {found.bytes_beyond_window:,.0f} B beyond the window of {found.window_tokens}"
     if found.copies > 1 and shape.kind is not Kind.MLA:
         words += f" (stored {found.copies:g} times: more GPUs than KV heads)"
+    if found.groups is not None and found.groups > 1:
+        words += f"; vLLM keeps the layers in {found.groups} groups, as long as its hybrid KV cache manager is on"
     if shape.hybrid:
         words += f"; hybrid: {shape.state_layers} layers keep a fixed state per sequence, which comes on top"
     return f"{words}; {check(found, ground.config, engines).sentence}"

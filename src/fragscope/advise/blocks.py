@@ -86,7 +86,7 @@ def advise(
     now = waste_at(lengths, geometry.block_size)
     caveats = _caveats(geometry, rule, now, live)
     numbers = {"waste_ratio": now.ratio.point, "context_tokens": lengths.context_tokens.point}
-    if geometry.hybrid:
+    if geometry.hybrid or geometry.block_size > max(COMMON_SIZES):
         return Advice(Topic.BLOCK_SIZE, False, _hybrid_words(geometry, now), caveats=caveats, numbers=numbers)
     if geometry.mla and rule is UNKNOWN:
         words = f"{_waste_words(now)}; MLA backends differ in what they take, so name yours with --backend."
@@ -99,14 +99,25 @@ def advise(
 
 
 def _better(lengths: Lengths, now: Waste, rule: BackendRule, parameters: AdviceParameters) -> Waste | None:
-    """The largest permitted size that ends the matter, else the smallest; None where none gives enough back."""
+    """The largest permitted size that ends the matter, of those the backend is fast at if there are any.
+
+    Else the smallest that gives enough back; None without one.
+    """
     if now.ratio.point < parameters.waste_min_ratio:
         return None
     smaller = [size for size in COMMON_SIZES if size < now.block_size and rule.accepts(size)]
+    good = [w for w in _enough(lengths, now, smaller, parameters) if w.ratio.point < parameters.waste_min_ratio]
+    liked = (rule.prefers,) if rule.prefers is not None else rule.fast
+    fast = [w for w in good if w.block_size in liked]
+    if fast or good:
+        return (fast or good)[-1]
+    return next(iter(_enough(lengths, now, smaller, parameters)), None)
+
+
+def _enough(lengths: Lengths, now: Waste, smaller: list[int], parameters: AdviceParameters) -> list[Waste]:
+    """The sizes that give enough back."""
     wastes = [waste_at(lengths, size) for size in smaller]
-    enough = [w for w in wastes if now.ratio.point - w.ratio.point >= parameters.waste_gain_min_ratio]
-    small = [w for w in enough if w.ratio.point < parameters.waste_min_ratio]
-    return small[-1] if small else enough[0] if enough else None
+    return [w for w in wastes if now.ratio.point - w.ratio.point >= parameters.waste_gain_min_ratio]
 
 
 def _change(
@@ -141,6 +152,11 @@ def _waste_words(now: Waste) -> str:
 
 
 def _hybrid_words(geometry: Geometry, now: Waste) -> str:
+    if geometry.block_size <= max(COMMON_SIZES):
+        return (
+            "A hybrid model: vLLM raises the attention block by itself, and to how many tokens is not shown here "
+            "(cache_config_info: effective_attention_block_size). --block-size is only a floor and would not help."
+        )
     return (
         f"A hybrid model: vLLM raised the attention block to {geometry.block_size} tokens by itself, which leaves "
         f"about {percent(now.ratio.point)} of the used slots empty. --block-size is only a floor there and would not "
@@ -155,7 +171,7 @@ def _keep_words(
     if now.ratio.point >= parameters.waste_min_ratio:
         if not any(size < now.block_size and rule.accepts(size) for size in COMMON_SIZES):
             return (
-                f"{words}. Requests are short here, but {rule.backend} accepts no smaller block ({rule.words()}); "
+                f"{words}. Requests are short here, but {rule.backend} accepts no smaller block ({rule.words()}). "
                 f"{_instead(geometry)}"
             )
         return f"{words}; no permitted size gives {percent(parameters.waste_gain_min_ratio)} back. {_instead(geometry)}"
@@ -173,7 +189,10 @@ def _instead(geometry: Geometry) -> str:
     if geometry.step_tokens and geometry.pool_tokens:
         share = geometry.step_tokens / geometry.pool_tokens
         return f"One step of 0.01 in --gpu-memory-utilization is worth {percent(share)} of the pool."
-    return "One step of 0.01 in --gpu-memory-utilization is worth more (2 % of a 96 GiB pool on a 192 GiB card)."
+    return (
+        "What one step of 0.01 in --gpu-memory-utilization is worth instead takes --model-config and the size of the "
+        "card to say (2 % of a 96 GiB pool on a 192 GiB card)."
+    )
 
 
 def _caveats(geometry: Geometry, rule: BackendRule, now: Waste, live: Live | None) -> tuple[str, ...]:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fragscope.advise.advice import Range
+from fragscope.advise.batches import error_of, together
 from fragscope.advise.kv import block_of, pool_tokens
 from fragscope.advise.observed import EnginePast, Observed, merged
 from fragscope.advise.replicas import differences, settings_of
 from fragscope.model import Histogram
 
 _Z = 1.96
-_BATCHES = 20
-_STUDENT = ((2, 12.71), (3, 4.30), (4, 3.18), (5, 2.78), (6, 2.57), (8, 2.36), (10, 2.26), (15, 2.14), (20, 2.09))
-"""Two-sided 95 % of Student's t for so many batches."""
 _LOAD_RATIO = 0.2
 
 
@@ -75,7 +73,7 @@ def compare(a: Observed, b: Observed) -> Comparison:
         Row("preemptions per 1000 requests", "", _preemptions(a), _preemptions(b)),
     ]
     first = (_first_tokens(a), _first_tokens(b))
-    rows.append(Row("time to first token, mean", "s", _mean(first[0]), _mean(first[1])))
+    rows.append(Row("time to first token, mean", "s", mean_of(first[0]), mean_of(first[1])))
     for share in (0.5, 0.95):
         name = f"time to first token, p{100 * share:.0f}"
         rows.append(Row(name, "s", quantile(first[0], share), quantile(first[1], share)))
@@ -128,15 +126,11 @@ def _waiting(observed: Observed) -> Range | None:
 
 def batch_mean(values: Sequence[float]) -> Range | None:
     """The mean with 95 % bounds from batch means, which allow for neighbours that are alike; None below two values."""
-    if len(values) < 2:
+    error = error_of(values, [1.0] * len(values))
+    if error is None:
         return None
-    size = max(1, len(values) // _BATCHES)
-    batches = [values[i : i + size] for i in range(0, len(values) - size + 1, size)]
-    means = [sum(batch) / len(batch) for batch in batches]
-    n, mean = len(means), sum(values) / len(values)
-    spread = math.sqrt(sum((m - mean) ** 2 for m in means) / (n - 1) / n)
-    student = next((t for least, t in reversed(_STUDENT) if least <= n), 12.71)
-    return Range(mean - student * spread, mean, mean + student * spread)
+    mean = sum(values) / len(values)
+    return Range(mean - error, mean, mean + error)
 
 
 def _preemptions(observed: Observed) -> Range | None:
@@ -162,33 +156,45 @@ def _finished(observed: Observed) -> float:
     return sum(rise.count for rise in rises if rise is not None)
 
 
-def _first_tokens(observed: Observed) -> Histogram | None:
-    found = merged(past.first_tokens.since_first for past in _engines(observed))
-    return found if found is not None and found.count > 0 else None
+def _first_tokens(observed: Observed) -> list[Histogram]:
+    """By slices of time, of all engines together."""
+    return [rise for rise in together([past.first_token_slices for past in _engines(observed)]) if rise.count > 0]
 
 
-def _mean(histogram: Histogram | None) -> Range | None:
-    """`_sum / _count` is exact; the bounds are for the mean of such traffic, from the buckets' upper edges."""
-    if histogram is None or not histogram.buckets:
+def mean_of(slices: Sequence[Histogram]) -> Range | None:
+    """`_sum / _count`, with bounds for the mean of such traffic; None below two slices.
+
+    They come from batches of slices, since requests wait for each other.
+    """
+    error = error_of([rise.sum for rise in slices], [rise.count for rise in slices])
+    if error is None:
         return None
-    mean = histogram.sum / histogram.count
-    last, square = 0.0, 0.0
-    for bound, count in histogram.buckets:
-        square += (count - last) * bound * bound
-        last = count
-    square += (histogram.count - last) * (2 * histogram.buckets[-1][0]) ** 2
-    error = _Z * math.sqrt(max(0.0, square / histogram.count - mean * mean) / histogram.count)
+    mean = sum(rise.sum for rise in slices) / sum(rise.count for rise in slices)
     return Range(max(0.0, mean - error), mean, mean + error)
 
 
-def quantile(histogram: Histogram | None, share: float) -> Range | None:
-    """A quantile between the edges of the buckets that its 95 % order-statistic bounds fall in."""
-    if histogram is None or not histogram.buckets:
+def quantile(slices: Sequence[Histogram], share: float) -> Range | None:
+    """A quantile between bucket edges; None without a slice.
+
+    From the first edge at which that share may have been reached to the first at which it surely was, by the wider of
+    batches of slices and independent draws.
+    """
+    histogram = merged(slices)
+    if histogram is None or not histogram.buckets or histogram.count <= 0:
         return None
-    doubt = _Z * math.sqrt(share * (1 - share) / histogram.count)
-    low, _, _ = _bucket(histogram, share - doubt)
-    _, _, high = _bucket(histogram, share + doubt)
-    return Range(low, _bucket(histogram, share)[1], high)
+    draws = _Z * math.sqrt(share * (1 - share) / histogram.count)
+    low, high, edge = None, None, 0.0
+    for i, (bound, count) in enumerate(histogram.buckets):
+        alike = error_of([rise.buckets[i][1] for rise in slices], [rise.count for rise in slices]) or 0.0
+        reached, doubt = count / histogram.count, max(draws, alike)
+        if low is None and reached + doubt >= share and count:
+            low = edge
+        if high is None and reached - doubt >= share:
+            high = bound
+        edge = bound
+    last = 2 * histogram.buckets[-1][0]
+    point = _bucket(histogram, share)[1]
+    return Range(min(point, edge if low is None else low), point, max(point, last if high is None else high))
 
 
 def _bucket(histogram: Histogram, share: float) -> tuple[float, float, float]:
@@ -249,5 +255,9 @@ def _caveats(rows: Sequence[Row]) -> tuple[str, ...]:
             continue
         if abs(row.b.point - row.a.point) > _LOAD_RATIO * max(row.a.point, 1e-9):
             said.append(f"the load differed too: {row.name} {row.a.point:.3g} before, {row.b.point:.3g} after")
+    said.append(
+        "bounds of waiting and of times to first token come from slices of time: windows should be many times as "
+        "long as a queue takes to fill and empty, and see the same hours"
+    )
     said.append("preemptions come in bursts, so their bounds are too narrow")
     return tuple(said)

@@ -1,68 +1,39 @@
-"""KV bytes per token from a Hugging Face `config.json`: GQA, MQA, MLA, sliding windows, hybrids.
+"""KV bytes per token, and the tokens that a pool holds, from a model's shape and `cache_config_info`.
 
-Formulas: docs/advise.md, after vLLM's `kv_cache_interface.py` (page sizes of the attention specs).
+Formulas: docs/advise.md, after vLLM's `kv_cache_interface.py` (page sizes of the attention specs) and
+`kv_cache_utils.py` (groups of layers).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
 from fragscope.advise.advice import gib, percent
+from fragscope.advise.shape import Kind, ModelShape
 from fragscope.model import CacheConfig
 
-_MODEL_DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "half": 2, "float32": 4, "float": 4}
 _CACHE_DTYPE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 FP8_DS_MLA = "fp8_ds_mla"
 _FP8_DS_MLA_BYTES_PER_LAYER = 656
 """512 B of FP8 latent, 16 B of scales, 128 B of bf16 rotary part (vLLM, `fp8_ds_mla` of FlashMLA)."""
-_STATE_WORDS = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv", "gated_delta_net")
-_WINDOW_WORDS = ("sliding_attention", "sliding_window", "chunked_attention", "local_attention")
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _AGREE_RATIO = 0.05
-
-
-class Kind(StrEnum):
-    """How a model's attention keeps its keys and values."""
-
-    MHA = "MHA"
-    GQA = "GQA"
-    MQA = "MQA"
-    MLA = "MLA"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What of a model decides the size of its KV cache; `hybrid`: some layers keep a state of fixed size instead."""
-
-    kind: Kind
-    full_layers: int
-    window_layers: int
-    window_tokens: int | None
-    kv_heads: int
-    head_dim: int
-    latent_dim: int
-    dtype_bytes: int
-    hybrid: bool
-    state_layers: int
-    max_model_len: int | None
-    quantization: Mapping[str, Any] | None
-    unquantized_bytes: float
-    """Embeddings and output layer, which quantization leaves alone; 0 where the file does not say."""
+_ALIKE_RATIO = 1.25
+"""vLLM makes one group of each kind of layer where their numbers differ by less (`kv_cache_utils.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """KV bytes per GPU: `bytes_per_token` up to the window, `bytes_beyond_window` per further token.
 
-    `copies` says how often tensor parallelism stores the same heads (1: not at all).
+    `copies` says how often tensor parallelism stores the same heads (1: not at all). vLLM keeps layers in
+    `groups` of equal size, None where that is not known; `padding` is what they hold over what is needed (1: nothing).
     """
 
     bytes_per_token: float
     bytes_beyond_window: float
     window_tokens: int | None
     copies: float
+    groups: int | None = 1
+    padding: float = 1.0
 
     def sequence_bytes(self, tokens: float, block_size: int = 1) -> float:
         """What a sequence of so many tokens takes on each GPU, its last block half empty on average."""
@@ -70,171 +41,6 @@ class Footprint:
         if self.window_tokens is None or held <= self.window_tokens:
             return held * self.bytes_per_token
         return self.window_tokens * self.bytes_per_token + (held - self.window_tokens) * self.bytes_beyond_window
-
-
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a `config.json` describes; of a multimodal model the language part.
-
-    Raises ValueError with a sentence where the file lacks what is needed.
-    """
-    inner = _language_part(config)
-    layers = _need(inner, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
-    heads = _need(inner, "num_attention_heads", "n_head", "num_heads", "n_heads")
-    latent = _latent_dim(inner)
-    kv_heads = 1 if latent else _kv_heads(inner, heads)
-    kinds = _layer_kinds(inner, layers)
-    state = sum(kind == "state" for kind in kinds)
-    none = sum(kind == "none" for kind in kinds)
-    window = _window(inner)
-    in_window = sum(kind == "window" for kind in kinds) if window else 0
-    return ModelShape(
-        kind=_kind(latent, kv_heads, heads),
-        full_layers=len(kinds) - state - none - in_window,
-        window_layers=in_window,
-        window_tokens=window if in_window else None,
-        kv_heads=kv_heads,
-        head_dim=0 if latent else _head_dim(inner, heads),
-        latent_dim=latent,
-        dtype_bytes=_dtype_bytes(config, inner),
-        hybrid=state > 0 or none > 0,
-        state_layers=state,
-        max_model_len=_first(inner, "max_position_embeddings", "n_positions", "max_seq_len"),
-        quantization=_quantization(config, inner),
-        unquantized_bytes=_unquantized_bytes(config, inner),
-    )
-
-
-def special_load(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What of a model asks for more room outside the pool: images or sound, a mixture of experts."""
-    inner = _language_part(config)
-    said = []
-    if any(isinstance(config.get(name), Mapping) for name in ("vision_config", "audio_config", "visual")):
-        said.append("images or sound")
-    if _first(inner, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") is not None:
-        said.append("a mixture of experts")
-    return tuple(said)
-
-
-def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in _NESTED:
-        inner = config.get(name)
-        if isinstance(inner, Mapping):
-            deeper = _language_part(inner)
-            if _first(deeper, "num_hidden_layers", "n_layer", "num_layers", "n_layers") is not None:
-                return deeper
-    return config
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
-
-
-def _need(config: Mapping[str, Any], *names: str) -> int:
-    value = _first(config, *names)
-    if value is None:
-        shown = config.get(names[0])
-        raise ValueError(f"{names[0]} is {shown!r}; a config.json as Hugging Face writes it names a number above 0")
-    return value
-
-
-def _latent_dim(config: Mapping[str, Any]) -> int:
-    rank = _first(config, "kv_lora_rank")
-    return rank + (_first(config, "qk_rope_head_dim") or 0) if rank is not None else 0
-
-
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
-        return 1
-    return _first(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num") or heads
-
-
-def _kind(latent: int, kv_heads: int, heads: int) -> Kind:
-    if latent:
-        return Kind.MLA
-    if kv_heads == 1:
-        return Kind.MQA
-    return Kind.MHA if kv_heads == heads else Kind.GQA
-
-
-def _head_dim(config: Mapping[str, Any], heads: int) -> int:
-    return _first(config, "head_dim") or _need(config, "hidden_size", "n_embd", "d_model") // heads
-
-
-def _dtype_bytes(config: Mapping[str, Any], inner: Mapping[str, Any]) -> int:
-    for where in (inner, config):
-        for name in ("dtype", "torch_dtype"):
-            word = where.get(name)
-            if isinstance(word, str):
-                return _MODEL_DTYPE_BYTES.get(word.removeprefix("torch."), 2)
-    return 2
-
-
-def _quantization(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    for where in (config, inner):
-        for name in ("quantization_config", "compression_config"):
-            found = where.get(name)
-            if isinstance(found, Mapping):
-                return found
-    return None
-
-
-def _unquantized_bytes(config: Mapping[str, Any], inner: Mapping[str, Any]) -> float:
-    vocabulary = _first(inner, "vocab_size") or _first(config, "vocab_size") or 0
-    hidden = _first(inner, "hidden_size", "n_embd", "d_model") or 0
-    tied = inner.get("tie_word_embeddings", config.get("tie_word_embeddings")) is True
-    return float(vocabulary * hidden * _dtype_bytes(config, inner) * (1 if tied else 2))
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
-    if config.get("use_sliding_window") is False:
-        return None
-    return _first(config, "sliding_window", "attention_chunk_size")
-
-
-def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Per layer: full, window, state (a fixed state instead of keys and values) or none."""
-    listed = config.get("layer_types") or config.get("layers_block_type") or config.get("block_types")
-    if isinstance(listed, list) and listed:
-        return [_word_kind(str(word)) for word in listed[:layers]]
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str) and pattern:
-        return [{"*": "full", "M": "state"}.get(letter, "none") for letter in pattern]
-    indices = config.get("attn_layer_indices") or config.get("full_attn_idxs")
-    if isinstance(indices, list) and indices:
-        return ["full" if i in indices else "state" for i in range(layers)]
-    return _periodic_kinds(config, layers)
-
-
-def _word_kind(word: str) -> str:
-    if word in _WINDOW_WORDS:
-        return "window"
-    if word in _STATE_WORDS:
-        return "state"
-    return "none" if word in ("mlp", "moe") else "full"
-
-
-def _periodic_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    interval = _first(config, "full_attention_interval")
-    if interval:
-        return ["full" if (i + 1) % interval == 0 else "state" for i in range(layers)]
-    period = _first(config, "attn_layer_period")
-    if period:
-        offset = config.get("attn_layer_offset") or 0
-        return ["full" if i % period == offset else "state" for i in range(layers)]
-    every = _first(config, "sliding_window_pattern", "_sliding_window_pattern")
-    if every:
-        return ["full" if (i + 1) % every == 0 else "window" for i in range(layers)]
-    if "ssm_cfg" in config or config.get("model_type") in ("mamba", "mamba2", "falcon_mamba"):
-        return ["state"] * layers
-    if config.get("use_sliding_window") is True:
-        # Qwen2: the first max_window_layers attend to everything.
-        first = _first(config, "max_window_layers") or 0
-        return ["full" if i < first else "window" for i in range(layers)]
-    return ["window" if _window(config) else "full"] * layers
 
 
 def footprint(shape: ModelShape, cache_dtype: str | None = None, tensor_parallel: int = 1) -> Footprint:
@@ -249,7 +55,22 @@ def footprint(shape: ModelShape, cache_dtype: str | None = None, tensor_parallel
     per_layer, copies = _layer_bytes(shape, cache_dtype, tensor_parallel)
     everywhere = per_layer * (shape.full_layers + shape.window_layers)
     beyond = per_layer * shape.full_layers
-    return Footprint(everywhere, beyond if shape.window_tokens else everywhere, shape.window_tokens, copies)
+    groups, padding = _groups(shape)
+    last = beyond if shape.window_tokens else everywhere
+    return Footprint(everywhere, last, shape.window_tokens, copies, groups, padding)
+
+
+def _groups(shape: ModelShape) -> tuple[int | None, float]:
+    """How many groups vLLM keeps the layers in, and how much they are padded: as large as the rarer kind of layer."""
+    full, window = shape.full_layers, shape.window_layers
+    if shape.hybrid or not full + window:
+        return None, 1.0
+    if not full or not window:
+        return 1, 1.0
+    few, many = min(full, window), max(full, window)
+    size = many if many < _ALIKE_RATIO * few else few
+    groups = math.ceil(full / size) + math.ceil(window / size)
+    return groups, groups * size / (full + window)
 
 
 def _layer_bytes(shape: ModelShape, cache_dtype: str | None, tensor_parallel: int) -> tuple[float, float]:
@@ -274,17 +95,25 @@ def cache_dtype_bytes(cache_dtype: str | None, model_bytes: int) -> int:
     return _CACHE_DTYPE_BYTES[cache_dtype]
 
 
-def pool_tokens(config: CacheConfig, engines: int = 1) -> float | None:
+def pool_tokens(config: CacheConfig, engines: int = 1, groups: int | None = None) -> float | None:
     """Tokens that one engine's pool holds; None where the page does not say.
 
-    `num_gpu_blocks` is the sum over `engines` and no measure of a hybrid's capacity; `kv_cache_size_tokens`
-    (vLLM 0.24 and later) is per engine and right for both.
+    `kv_cache_size_tokens` (vLLM 0.24 and later) is per engine and always right. Without it the tokens are
+    `num_gpu_blocks` (the sum over `engines`) // groups of layers * block size; with windows beside full layers there
+    are several groups, so without knowing the model (`groups` None) it is not known. No measure of a hybrid.
     """
     if config.kv_cache_size_tokens:
         return float(config.kv_cache_size_tokens)
-    if is_hybrid(config) or not config.num_gpu_blocks or not config.block_size:
+    if groups is None or is_hybrid(config) or not config.num_gpu_blocks or not config.block_size:
         return None
-    return config.num_gpu_blocks / max(1, engines) * config.block_size
+    return float(config.num_gpu_blocks / max(1, engines) // groups * config.block_size)
+
+
+def fixed_by(config: CacheConfig) -> str | None:
+    """The setting that sizes the pool in place of gpu_memory_utilization; None where the ratio does."""
+    if config.num_gpu_blocks_override is not None:
+        return "num_gpu_blocks_override"
+    return "kv_cache_memory_bytes" if config.kv_cache_memory_bytes is not None else None
 
 
 def block_of(config: CacheConfig) -> int | None:
@@ -316,16 +145,19 @@ def check(expected: Footprint, config: CacheConfig, engines: int = 1) -> Check:
     The label is per GPU; a pool whose blocks were overridden says nothing. Within 5 % is agreement: a block and
     rounding are lost at the end of the pool.
     """
-    tokens = pool_tokens(config, engines)
+    tokens = pool_tokens(config, engines, expected.groups)
+    wanted = expected.bytes_per_token * expected.padding
+    if not wanted:
+        return Check(None, "not checked: no layer keeps keys and values, only a fixed state per sequence")
     if config.num_gpu_blocks_override is not None:
         return Check(None, "not checked: num_gpu_blocks_override sets the pool whatever memory there is")
     if not config.kv_cache_memory_bytes or not tokens:
         return Check(None, "not checked: cache_config_info shows no pair of bytes and tokens")
     shown = config.kv_cache_memory_bytes / tokens
-    off = abs(shown - expected.bytes_per_token) / expected.bytes_per_token
+    off = abs(shown - wanted) / wanted
     if off <= _AGREE_RATIO:
         return Check(
             True, f"cache_config_info agrees: {shown:.0f} B per token from {gib(config.kv_cache_memory_bytes)}", shown
         )
     words = f"cache_config_info shows {shown:.0f} B per token, {percent(off)} off the formula's"
-    return Check(False, f"{words} {expected.bytes_per_token:.0f} B: is it the model's config.json and TP size?", shown)
+    return Check(False, f"{words} {wanted:.0f} B: is it the model's config.json and TP size?", shown)

@@ -68,6 +68,8 @@ class Lengths:
     output_mean_tokens: float
     context_tokens: Range
     prompts: Steps
+    prefill_ratio: float = 0.0
+    """Share 0..1 of the time held that goes into prefill, where a sequence's length does not move."""
     exact: Mapping[int, Range] | None = None
 
 
@@ -83,16 +85,33 @@ class Waste:
 def waste_at(lengths: Lengths, block_size: int) -> Waste:
     """`h / (C + h)` with h = (B - 1) / 2, or the exact share where the lengths are known.
 
-    The interval comes from the bounds of C; the ceiling is `(B - 1) / (min(C, E[L]) + B - 1)`.
+    The interval comes from the bounds of C and of the mean tail; the ceiling is `(B - 1) / (C + B - 1)` at
+    the lower bound of C, whatever the tails are. No sequence uses less than one block.
     """
     half, context = (block_size - 1) / 2, lengths.context_tokens
-    shortest = min(context.low, lengths.prompt_mean_tokens + lengths.output_mean_tokens)
-    ceiling = (block_size - 1) / (max(shortest, 1.0) + block_size - 1)
+    most = max(context.low, 1.0)
+    ceiling = (block_size - 1) / (most + block_size - 1)
     known = lengths.exact.get(block_size) if lengths.exact is not None else None
     if known is not None:
         return Waste(block_size, known, max(ceiling, known.high))
-    ratio = Range(*(half / (max(c, 1.0) + half) for c in (context.high, context.point, context.low)))
-    return Waste(block_size, ratio, ceiling)
+    doubt = half * _tail_doubt(lengths, block_size)
+    low = max((half - doubt) / (max(context.high, 1.0) + half - doubt), 1 - context.high / block_size, 0.0)
+    high = min((half + doubt) / (most + half + doubt), ceiling)
+    point = half / (max(context.point, 1.0) + half)
+    low = min(low, high)
+    return Waste(block_size, Range(low, min(max(point, low), high), high), ceiling)
+
+
+def _tail_doubt(lengths: Lengths, block_size: int) -> float:
+    """How far the mean tail may be from half a block, in shares of it: 0..1.
+
+    A prompt may always end at the same place in its block, and stays there during prefill. Then each token moves it on;
+    over any number of tokens the tails sum up to at most B^2/8 more or less than half a block each.
+    """
+    if block_size < 2:
+        return 0.0
+    swept = block_size**2 / (4 * (block_size - 1)) / max(lengths.output_mean_tokens, 1e-9)
+    return lengths.prefill_ratio + (1 - lengths.prefill_ratio) * min(1.0, swept)
 
 
 def steps_of(histogram: Histogram) -> Steps:
@@ -109,10 +128,15 @@ def steps_of(histogram: Histogram) -> Steps:
     return Steps(tuple(rows))
 
 
+def _least(edge: float) -> float:
+    """The lower edge as a bound: answers of no token are counted up to 1."""
+    return edge if edge > 1 else 0.0
+
+
 def second_moment(steps: Steps) -> Range:
     """E[X^2] by the buckets' lower edges, geometric middles and upper edges."""
     total = steps.count
-    low = sum(a * a * n for a, _, n in steps.rows) / total
+    low = sum(_least(a) ** 2 * n for a, _, n in steps.rows) / total
     point = sum(a * b * n for a, b, n in steps.rows) / total
     high = sum(b * b * n for _, b, n in steps.rows) / total
     return Range(low, point, high)
@@ -124,31 +148,74 @@ def from_histograms(
     """Lengths as vLLM's two histograms tell them; None without a finished request.
 
     Means are exact (`_sum`, `_count`), second moments have the buckets' bounds; prompt and answer lengths are
-    taken as uncorrelated, since the histograms cannot say.
+    taken as uncorrelated for the point, and as matched in either order for the bounds, since the histograms cannot say.
     """
     if prompts is None or outputs is None or prompts.count <= 0 or outputs.count <= 0:
         return None
     if not prompts.buckets or not outputs.buckets:
         return None
-    steps = steps_of(prompts)
+    if not any(math.isfinite(bound) for histogram in (prompts, outputs) for bound, _ in histogram.buckets):
+        return None
+    steps, answers = steps_of(prompts), steps_of(outputs)
     p, o = prompts.sum / prompts.count, outputs.sum / outputs.count
-    squares_p, squares_o = second_moment(steps), second_moment(steps_of(outputs))
+    squares_p, squares_o = _at_least(second_moment(steps), p), _at_least(second_moment(answers), o)
+    products = product(steps, answers, p * o)
     context = Range(
-        _context(p, o, squares_p.low, squares_o.low, parameters),
-        _context(p, o, squares_p.point, squares_o.point, parameters),
-        _context(p, o, squares_p.high, squares_o.high, parameters),
+        _context(p, o, squares_p.low, squares_o.low, products.low, parameters),
+        _context(p, o, squares_p.point, squares_o.point, products.point, parameters),
+        _context(p, o, squares_p.high, squares_o.high, products.high, parameters),
     )
-    return Lengths(prompts.count, p, o, context, steps)
+    return Lengths(prompts.count, p, o, context, steps, _prefill_ratio(p, o, parameters))
 
 
-def _context(p: float, o: float, square_p: float, square_o: float, parameters: AdviceParameters) -> float:
-    """`(E[P^2]/v + T (E[PO] + E[O(O+1)]/2)) / (E[P]/v + T E[O])`, with E[PO] = E[P] E[O].
+def _at_least(square: Range, mean: float) -> Range:
+    """No second moment is below the square of the mean."""
+    least = mean * mean
+    return Range(max(square.low, least), max(square.point, least), max(square.high, least))
 
-    The lower edges are taken as they are, also where they fall below the square of the mean: that leaves room
-    for long prompts that get short answers, which the histograms cannot show.
-    """
+
+def product(prompts: Steps, outputs: Steps, uncorrelated: float) -> Range:
+    """E[P O]: uncorrelated, and between the longest prompts with the shortest answers and with the longest."""
+    low = _coupled(prompts.rows, outputs.rows[::-1], 0)
+    high = _coupled(prompts.rows, outputs.rows, 1)
+    return Range(min(low, uncorrelated), uncorrelated, max(high, uncorrelated))
+
+
+def _coupled(
+    rows: tuple[tuple[float, float, float], ...], others: tuple[tuple[float, float, float], ...], edge: int
+) -> float:
+    """The mean product where the rows of both are matched in their order, by share of requests."""
+    total, others_total = sum(row[2] for row in rows), sum(row[2] for row in others)
+    i = j = 0
+    left, right, found = rows[0][2] / total, others[0][2] / others_total, 0.0
+    while True:
+        share = min(left, right)
+        x, y = rows[i][edge], others[j][edge]
+        found += share * (x * y if edge else _least(x) * _least(y))
+        left, right = left - share, right - share
+        if left <= 1e-12:
+            i += 1
+            if i == len(rows):
+                return found
+            left = rows[i][2] / total
+        if right <= 1e-12:
+            j += 1
+            if j == len(others):
+                return found
+            right = others[j][2] / others_total
+
+
+def _prefill_ratio(p: float, o: float, parameters: AdviceParameters) -> float:
+    prefill, decode = p / parameters.prefill_tokens_per_s, o * parameters.decode_s_per_token
+    return prefill / (prefill + decode) if prefill + decode else 1.0
+
+
+def _context(
+    p: float, o: float, square_p: float, square_o: float, product_po: float, parameters: AdviceParameters
+) -> float:
+    """`(E[P^2]/v + T (E[PO] + E[O(O+1)]/2)) / (E[P]/v + T E[O])`."""
     v, t = parameters.prefill_tokens_per_s, parameters.decode_s_per_token
-    held = square_p / v + t * (p * o + (square_o + o) / 2)
+    held = square_p / v + t * (product_po + (square_o + o) / 2)
     return held / (p / v + t * o) if p or o else 0.0
 
 
@@ -181,7 +248,7 @@ class LengthCounter:
         contexts = [_at(pace, tokens) / _at(pace, time) if _at(pace, time) else 0.0 for pace in _paces(parameters)]
         exact = {size: self._exact(size, tokens, parameters) for size in block_sizes}
         steps = Steps(tuple((float(n), float(n), float(k)) for n, k in sorted(self._prompts.items())))
-        return Lengths(self.count, p, o, _range(contexts), steps, exact)
+        return Lengths(self.count, p, o, _range(contexts), steps, _prefill_ratio(p, o, parameters), exact)
 
     def _held(self, at: Callable[[int], int], up_to: Callable[[int], int]) -> tuple[float, float]:
         """(slots x prefill steps, slots x decode steps) of all requests together.

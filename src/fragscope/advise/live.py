@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from fragscope.advise import blocks, memory, restart, split
 from fragscope.advise.advice import Advice
 from fragscope.advise.backends import UNKNOWN
-from fragscope.advise.kv import block_of, is_hybrid, pool_tokens
+from fragscope.advise.kv import block_of, fixed_by, is_hybrid, pool_tokens
 from fragscope.advise.lengths import Lengths, from_histograms
-from fragscope.advise.memory import Growth, Room, Setting, Trend
+from fragscope.advise.memory import Setting
+from fragscope.advise.observed import budget_of
 from fragscope.advise.parameters import AdviceParameters
+from fragscope.advise.room import NEED_DEFAULT_RATIO, NEED_MIN_BYTES, Growth, Room, Trend
 from fragscope.advise.split import Queue
 from fragscope.model import Assessment, EngineReading, GpuReading, Phase, Sample
 
 _SLOT_S = 600.0
 _SLOTS = 144
-_NEED_DEFAULT_RATIO = 0.01
 _TRANSIENT_MAX_RATIO = 0.04
 _REFRESH_S = 60.0
 """Advice from histograms changes slowly: it is worked out once a minute."""
@@ -43,6 +44,8 @@ class _GpuSlot:
     number: int
     free_bytes: float
     step_bytes: float = 0.0
+    polls: int = 0
+    busy: int = 0
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class _GpuDay:
     peaks_seen: bool = False
     slots: deque[_GpuSlot] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
-    def observe(self, reading: GpuReading) -> None:
+    def observe(self, reading: GpuReading, *, busy: bool) -> None:
         peak = max(reading.used_bytes, reading.peak_used_bytes or 0)
         step = peak - self.used_bytes if self.used_bytes else 0.0
         step = step if step <= _TRANSIENT_MAX_RATIO * reading.total_bytes else 0.0
@@ -67,20 +70,25 @@ class _GpuDay:
         slot = self.slots[-1]
         slot.free_bytes = min(slot.free_bytes, free)
         slot.step_bytes = max(slot.step_bytes, step)
+        slot.polls += 1
+        slot.busy += busy
 
     def room(self, gpu: str, growth_bytes_per_s: float | None, parameters: AdviceParameters) -> Room:
         """The same room as in the long run, with the second-least slot as the first percentile of a day."""
         frees = sorted(slot.free_bytes for slot in self.slots)
         step = max(slot.step_bytes for slot in self.slots)
-        kind = Growth.UNKNOWN if growth_bytes_per_s else Growth.NONE
+        growth = growth_bytes_per_s or 0.0
+        if growth < parameters.growth_min_bytes_per_s:
+            growth = 0.0
         return Room(
             gpu,
             self.total_bytes,
             frees[len(frees) // 100],
-            step if step >= memory.NEED_MIN_BYTES else _NEED_DEFAULT_RATIO * self.total_bytes,
+            step if step >= NEED_MIN_BYTES else NEED_DEFAULT_RATIO * self.total_bytes,
             parameters.margin_ratio * self.total_bytes,
-            Trend(growth_bytes_per_s or 0.0, kind),
-            (self.slots[-1].number - self.slots[0].number + 1) * _SLOT_S,
+            Trend(growth, Growth.UNKNOWN if growth else Growth.NONE),
+            len(self.slots) * _SLOT_S,
+            sum(slot.busy / slot.polls for slot in self.slots) * _SLOT_S,
             self.peaks_seen,
             0.0,
         )
@@ -136,7 +144,7 @@ class LiveAdvisor:
         self._gpus: dict[str, _GpuDay] = {}
         self._engines: dict[str, _EngineDay] = {}
         self._gpu_at = float("-inf")
-        self._watched_utilization: float | None = None
+        self._watched_budget: tuple[float | None, ...] | None = None
         self._utilization: tuple[float | None, float | None] = (None, None)
 
     def observe(self, sample: Sample, assessment: Assessment) -> tuple[EngineAdvice, ...]:
@@ -148,17 +156,18 @@ class LiveAdvisor:
         return tuple(self._engine(reading, sample, assessment) for reading in sample.engines)
 
     def _observe_gpus(self, sample: Sample) -> None:
-        utilization = next((e.cache_config.gpu_memory_utilization for e in sample.engines if e.cache_config), None)
-        if utilization is not None and utilization != self._watched_utilization:
-            # What was free under another ratio says nothing of this one.
+        budget = next((budget_of(e.cache_config) for e in sample.engines if e.cache_config), None)
+        if budget is not None and budget != self._watched_budget:
+            # What was free under another budget says nothing of this one.
             self._gpus.clear()
-            self._watched_utilization = utilization
+            self._watched_budget = budget
         serving = bool(sample.engines) and all(not e.sleeping and e.running is not None for e in sample.engines)
         warm = all(e.started_at is None or sample.at - e.started_at >= _SLOT_S for e in sample.engines)
         if not sample.gpus or not serving or not warm:
             return
+        busy = any(e.running for e in sample.engines)
         for reading in sample.gpus:
-            self._gpus.setdefault(reading.gpu, _GpuDay()).observe(reading)
+            self._gpus.setdefault(reading.gpu, _GpuDay()).observe(reading, busy=busy)
         for gone in set(self._gpus) - {reading.gpu for reading in sample.gpus}:
             del self._gpus[gone]
 
@@ -198,6 +207,8 @@ class LiveAdvisor:
 
     def _change(self, reading: EngineReading, at: float, assessment: Assessment) -> float | None:
         """Worked out once a minute; one ratio is set for all GPUs, so the tightest decides."""
+        if reading.cache_config is not None and fixed_by(reading.cache_config) is not None:
+            return 0.0
         now = reading.cache_config.gpu_memory_utilization if reading.cache_config is not None else None
         if at - self._gpu_at < _REFRESH_S and self._utilization[0] == now:
             return self._utilization[1]
@@ -205,7 +216,7 @@ class LiveAdvisor:
         growth = {gpu.gpu: gpu.growth_bytes_per_s for gpu in assessment.measures.gpus}
         rooms = [day.room(gpu, growth.get(gpu), self._p) for gpu, day in self._gpus.items()]
         room = min(rooms, key=lambda r: r.spare_bytes(self._p.horizon_s) / r.total_bytes, default=None)
-        advised = memory.advise(room, Setting(now), self._p)
+        advised = memory.advise(room, Setting(now, special=None), self._p)
         self._utilization = (now, _gauge(advised, advised.numbers.get("change_ratio", 0.0)))
         return self._utilization[1]
 

@@ -4,200 +4,202 @@
 the numbers come from is in docs/advise.md.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import math
+from dataclasses import dataclass, field, replace
 
 from fragscope.advise.advice import Advice, Effect, Range, Topic, gib
-from fragscope.advise.observed import GpuPast
 from fragscope.advise.parameters import AdviceParameters
-from fragscope.detect.statistics import mann_kendall_z, theil_sen_slope
+from fragscope.advise.room import Growth, Room
 
-_NEED_DEFAULT_RATIO = 0.01
-NEED_MIN_BYTES = 64 * 2**20
-"""Smaller steps are noise, and with none seen 1 % of the card is assumed, as in the detector."""
-_TREND_MIN_ROWS = 6
-_TREND_MAX_ROWS = 150
-_TREND_Z = 2.6
-_TIE_BYTES = 16 * 2**20
-_MOSTLY = 0.5
 _HOUR_S = 3600.0
 RULE_OF_THUMB = (0.85, 0.92)
 """What the field uses on ROCm."""
 
 
-class Growth(StrEnum):
-    """What climbs; `unknown` where the process and its allocator cannot be seen."""
-
-    NONE = "none"
-    EXTERNAL = "external"
-    LIVE = "live"
-    CACHED = "allocator_cache"
-    NON_TORCH = "non_torch"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """How fast a GPU fills, and with what; bytes per second, 0 while it does not."""
-
-    bytes_per_s: float
-    kind: Growth
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    """Theil and Sen's slope where Mann and Kendall see a rise, else 0; thinned to the least of each stretch."""
-    if len(points) < _TREND_MIN_ROWS:
-        return 0.0
-    width = -(-len(points) // _TREND_MAX_ROWS)
-    thinned = [min(points[i : i + width], key=lambda point: point[1]) for i in range(0, len(points), width)]
-    rises = mann_kendall_z([value for _, value in thinned], _TIE_BYTES) > _TREND_Z
-    return max(0.0, theil_sen_slope(thinned)) if rises else 0.0
-
-
-def trend(past: GpuPast, parameters: AdviceParameters) -> Trend:
-    """The growth since the last restart and the component that makes up most of it."""
-    used = _slope(past.points("used_bytes"))
-    if used < parameters.growth_min_bytes_per_s:
-        return Trend(0.0, Growth.NONE)
-    own, live, cached = (past.points(what) for what in ("own_bytes", "allocated_bytes", "cached_bytes"))
-    if own and _slope(own) < _MOSTLY * used:
-        return Trend(used, Growth.EXTERNAL)
-    if not live:
-        return Trend(used, Growth.UNKNOWN)
-    if _slope(live) >= _MOSTLY * used:
-        return Trend(used, Growth.LIVE)
-    return Trend(used, Growth.CACHED if _slope(cached) >= _MOSTLY * used else Growth.NON_TORCH)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The tightest GPU of a target; bytes."""
-
-    gpu: str
-    total_bytes: float
-    free_p01_bytes: float
-    need_bytes: float
-    margin_bytes: float
-    trend: Trend
-    span_s: float
-    peaks_seen: bool
-    external_swing_bytes: float
-
-    def spare_bytes(self, horizon_s: float) -> float:
-        """What is left after the largest transient, the growth until the horizon and the margin; may be negative."""
-        return self.free_p01_bytes - self.need_bytes - self.trend.bytes_per_s * horizon_s - self.margin_bytes
-
-    def time_left_s(self) -> float | None:
-        """Until growth has eaten what an ordinary step needs; None without growth."""
-        if not self.trend.bytes_per_s:
-            return None
-        return max(0.0, self.free_p01_bytes - self.need_bytes) / self.trend.bytes_per_s
-
-
-def room_of(past: GpuPast, parameters: AdviceParameters) -> Room | None:
-    """What one GPU had left while its engine served; None where it was never seen doing so."""
-    share = past.free.quantile(0.01)
-    if share is None or not past.total_bytes:
-        return None
-    seen = past.transient_bytes >= NEED_MIN_BYTES
-    need = past.transient_bytes if seen else _NEED_DEFAULT_RATIO * past.total_bytes
-    swing = (past.external_highest_bytes or 0.0) - (past.external_lowest_bytes or 0.0)
-    return Room(
-        past.gpu,
-        past.total_bytes,
-        share * past.total_bytes,
-        need,
-        parameters.margin_ratio * past.total_bytes,
-        trend(past, parameters),
-        past.span_s,
-        past.peaks_seen,
-        swing,
-    )
-
-
-def tightest(gpus: Sequence[GpuPast], parameters: AdviceParameters) -> Room | None:
-    """The GPU that decides: one ratio is set for all of them."""
-    rooms = [room for past in gpus if (room := room_of(past, parameters)) is not None]
-    return min(rooms, key=lambda room: room.spare_bytes(parameters.horizon_s) / room.total_bytes, default=None)
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the pool is set now; `special`: images, LoRA, prompt_logprobs or an uneven mixture of experts.
+    """How the pool is set now; `special`: images, LoRA, prompt_logprobs or an uneven mixture of experts, None: unknown.
 
-    `pools` counts the sizes the pool had over its restarts, `bytes_per_token` are of one GPU.
+    `pools` counts the sizes the pool had over its restarts, `bytes_per_token` are of one GPU. `fixed_by` names the
+    setting that sizes the pool in place of the ratio, `fixed_bytes` its size per GPU where it says so.
     """
 
     utilization: float | None
-    special: bool = False
+    special: bool | None = False
     pools: int = 1
     pool_tokens: float | None = None
     bytes_per_token: float | None = None
     evidence: tuple[str, ...] = field(default_factory=tuple)
+    fixed_by: str | None = None
+    fixed_bytes: float | None = None
+
+    @property
+    def pool_bytes(self) -> float | None:
+        """The pool on one GPU; None where neither the flag nor tokens and their size say it."""
+        if self.fixed_bytes is not None:
+            return self.fixed_bytes
+        return self.pool_tokens * self.bytes_per_token if self.pool_tokens and self.bytes_per_token else None
+
+    def raise_limit(self, parameters: AdviceParameters) -> float:
+        """Never raised above; a model nobody knows may be a special one."""
+        return parameters.utilization_max_ratio if self.special is False else parameters.utilization_max_special_ratio
+
+    def hard_limit(self, parameters: AdviceParameters) -> float:
+        """Never called fitting above."""
+        return parameters.utilization_max_special_ratio if self.special else parameters.utilization_max_ratio
 
 
 def advise(room: Room | None, setting: Setting, parameters: AdviceParameters) -> Advice:
-    """Whether and how far to move `gpu-memory-utilization`; not known without a day of VRAM readings.
+    """Whether and how far to move `gpu-memory-utilization`; not known without a day of VRAM readings under load.
 
-    A GPU that has less free than its largest transient is told at once. Growth of live or non-torch memory
-    is told that lowering only buys hours.
+    A GPU that has less free than its largest transient is told at once. While anything grows the ratio is never
+    raised; of live or non-torch memory it is said that lowering only buys hours. Where a flag in bytes or blocks
+    sizes the pool, that is what is advised on.
     """
-    if room is None or setting.utilization is None:
+    if room is None or (setting.utilization is None and setting.fixed_by is None):
         gap = ("gpu",) if room is None else ("gpu_memory_utilization",)
         return Advice(Topic.MEMORY, None, _unknown_words(room), missing=gap)
     move = _move(room, setting, parameters)
-    short = room.free_p01_bytes < room.need_bytes
-    caveats = _caveats(room, setting, move, parameters)
-    numbers = _numbers(room, move, setting.utilization)
-    if room.span_s < parameters.history_min_s and not short:
+    blank = Advice(
+        Topic.MEMORY,
+        False,
+        "",
+        caveats=_caveats(room, setting, move, parameters),
+        numbers=_numbers(room, move, setting),
+    )
+    unknown = _too_little_seen(room, move, parameters)
+    if unknown is not None:
+        return replace(blank, change=None, sentence=f"{_room_words(room)}. {unknown[0]}", missing=unknown[1])
+    stays = _stays(room, setting, move, parameters)
+    if stays is not None:
+        return replace(blank, sentence=f"{_room_words(room)}{stays}")
+    return (
+        _change_bytes(room, setting, move, blank)
+        if setting.fixed_by
+        else _change(room, setting, move, blank, parameters)
+    )
+
+
+def _too_little_seen(room: Room, move: float, parameters: AdviceParameters) -> tuple[str, tuple[str, ...]] | None:
+    """Why the answer is not known, and what is missing; None where enough was seen or too little is free."""
+    if room.free_p01_bytes < room.need_bytes:
+        return None
+    if room.covered_s < parameters.history_min_s:
         words = (
-            f"{_room_words(room)}. Only {room.span_s / _HOUR_S:.1f} h were seen; a day with a traffic peak is needed "
-            f"before the ratio is moved (so far it points {_direction(move)})."
+            f"Only {room.covered_s / _HOUR_S:.1f} h were seen; a day with a traffic peak is needed before the ratio is "
+            f"moved (so far it points {_direction(move)})."
         )
-        return Advice(Topic.MEMORY, None, words, caveats=caveats, missing=("a day of history",), numbers=numbers)
+        return words, ("a day of history",)
+    if move >= 0 and room.busy_s < parameters.busy_min_s:
+        words = (
+            f"Requests were running for {room.busy_s / _HOUR_S:.1f} h of them only: what an idle engine leaves free "
+            "says nothing of a traffic peak."
+        )
+        return words, ("load",)
+    return None
+
+
+def _stays(room: Room, setting: Setting, move: float, parameters: AdviceParameters) -> str | None:
+    """Why moving would not help, as the end of a sentence; None where it would."""
     if room.trend.kind in (Growth.LIVE, Growth.NON_TORCH) and move < 0:
-        words = f"{_room_words(room)}. {buys_words(room, -move)}"
-        return Advice(Topic.MEMORY, False, words, caveats=caveats, numbers=numbers)
-    if abs(move) < parameters.move_min_ratio - 1e-9:
-        words = f"{_room_words(room)}: {setting.utilization:g} fits, moving it would not help."
-        return Advice(Topic.MEMORY, False, words, caveats=caveats, numbers=numbers)
-    return _change(room, setting, move, caveats, numbers)
+        return f". {buys_words(room, -move)}"
+    if room.trend.bytes_per_s and move >= 0:
+        return f". {_GROWS[room.trend.kind]} Until it stops the pool is not made larger."
+    if move < 0 and setting.pool_bytes is not None and -move * room.total_bytes >= setting.pool_bytes:
+        return (
+            f". The whole pool is {gib(setting.pool_bytes)}, so lowering would leave none: use a smaller model or FP8."
+        )
+    return None if move else _no_move(room, setting, parameters)
+
+
+def _no_move(room: Room, setting: Setting, parameters: AdviceParameters) -> str:
+    if setting.fixed_by is not None:
+        return f". {_fixed_words(setting)}, and the pool fits as it is."
+    now, hard = setting.utilization or 0.0, setting.hard_limit(parameters)
+    if now > hard + 1e-9:
+        return f". {now:g} is beyond what the field reports as safe ({hard:g}), whatever was free here."
+    if room.spare_bytes(parameters.horizon_s) < 0:
+        return f". {now:g} leaves too little, but is not lowered below {parameters.utilization_min_ratio:g}."
+    limit = setting.raise_limit(parameters)
+    doubt = f", unless the model has images or a mixture of experts ({limit:g} at most)" if now > limit + 1e-9 else ""
+    return f": {now:g} fits{doubt}, moving it would not help."
+
+
+_GROWS = {
+    Growth.LIVE: "Live tensors grow, a leak until somebody shows otherwise: report it with an allocator snapshot.",
+    Growth.NON_TORCH: "Memory outside torch grows, which no ratio cures (vllm#38257).",
+    Growth.CACHED: "Torch's cache grows: it is fragmentation, or a cache that has not reached its size yet.",
+    Growth.EXTERNAL: "Another process on the GPU grows.",
+    Growth.UNKNOWN: "What grows cannot be told from outside: it may be a leak.",
+}
+
+
+def _fixed_words(setting: Setting) -> str:
+    return f"{setting.fixed_by} sizes the pool, so --gpu-memory-utilization has no effect"
 
 
 def _move(room: Room, setting: Setting, parameters: AdviceParameters) -> float:
-    """How far to move, in hundredths: up never above the limit, down never more than one step at a time."""
-    now = setting.utilization or 0.0
-    limit = parameters.utilization_max_special_ratio if setting.special else parameters.utilization_max_ratio
+    """How far to move: to a whole hundredth, up never above the limit or while something grows, one step at a time."""
     wanted = room.spare_bytes(parameters.horizon_s) / room.total_bytes
-    wanted = min(wanted, max(0.0, limit - now)) if wanted > 0 else wanted
-    wanted = max(-parameters.move_max_ratio, min(parameters.move_max_ratio, wanted))
-    # Down to whole hundredths: less is raised, more is lowered.
-    return float(int(wanted * 100 + (1e-6 if wanted > 0 else -0.999999))) / 100
-
-
-def _change(room: Room, setting: Setting, move: float, caveats: tuple[str, ...], numbers: dict[str, float]) -> Advice:
+    if room.trend.bytes_per_s:
+        wanted = min(0.0, wanted)
+    if setting.fixed_by is not None:
+        # No ratio to bound: as much stays free at the peaks as the limit of the ratio would leave.
+        wanted = min(wanted, max(0.0, room.free_p01_bytes / room.total_bytes - 1 + setting.raise_limit(parameters)))
+        return _hundredths(max(-parameters.move_max_ratio, min(parameters.move_max_ratio, wanted)))
     now = setting.utilization or 0.0
-    amount = abs(move) * room.total_bytes
+    if wanted < 0:
+        wanted = min(wanted, -parameters.move_min_ratio)
+    else:
+        wanted = min(wanted, max(0.0, setting.raise_limit(parameters) - now))
+    if now > setting.hard_limit(parameters):
+        wanted = min(wanted, setting.hard_limit(parameters) - now)
+    wanted = max(wanted, min(0.0, parameters.utilization_min_ratio - now))
+    wanted = max(-parameters.move_max_ratio, min(parameters.move_max_ratio, wanted))
+    move = _hundredths(now + wanted) - now
+    if move < -parameters.move_max_ratio - 1e-9:
+        move += 0.01
+    return round(move, 6) if abs(move) >= parameters.move_min_ratio - 1e-9 else 0.0
+
+
+def _hundredths(ratio: float) -> float:
+    """The hundredth at or below: less is raised, more is lowered."""
+    return math.floor(ratio * 100 + 1e-6) / 100
+
+
+def _change(room: Room, setting: Setting, move: float, blank: Advice, parameters: AdviceParameters) -> Advice:
+    now = setting.utilization or 0.0
+    to, amount = f"{now + move:.2f}", gib(abs(move) * room.total_bytes)
     if move > 0:
         words = (
-            f"{_room_words(room)}: raise --gpu-memory-utilization from {now:g} to {now + move:.2f}, which gives the "
-            f"pool up to {gib(amount)} more per GPU."
+            f": raise --gpu-memory-utilization from {now:g} to {to}, which gives the pool up to {amount} more per GPU."
+        )
+    elif room.spare_bytes(parameters.horizon_s) >= 0:
+        limit = setting.hard_limit(parameters)
+        words = (
+            f". {now:g} is beyond what the field reports as safe ({limit:g}), whatever was free here: lower "
+            f"--gpu-memory-utilization to {to}, which leaves {amount} more outside the pool."
         )
     else:
-        words = (
-            f"{_room_words(room)}: lower --gpu-memory-utilization from {now:g} to {now + move:.2f}, which leaves "
-            f"{gib(amount)} more per GPU outside the pool."
-        )
-    return Advice(
-        Topic.MEMORY,
-        True,
-        words,
-        flags=(f"--gpu-memory-utilization {now + move:.2f}",),
-        effect=_effect(setting, move, amount),
-        caveats=caveats,
-        numbers=numbers,
+        words = f": lower --gpu-memory-utilization from {now:g} to {to}, which leaves {amount} more outside the pool."
+    flags = (f"--gpu-memory-utilization {to}",)
+    effect = _effect(setting, move, abs(move) * room.total_bytes)
+    return replace(blank, change=True, sentence=_room_words(room) + words, flags=flags, effect=effect)
+
+
+def _change_bytes(room: Room, setting: Setting, move: float, blank: Advice) -> Advice:
+    """The same in bytes, where a flag in bytes or blocks sizes the pool."""
+    words = f"{_room_words(room)}. {_fixed_words(setting)}: "
+    size, amount = setting.pool_bytes, move * room.total_bytes
+    way = f"{'larger' if move > 0 else 'smaller'} by {gib(abs(amount))} per GPU"
+    if size is None:
+        words += f"the pool may be made {way}; its size in bytes is not known here (--model-config tells it)."
+        return replace(blank, change=None, sentence=words, missing=("bytes_per_token",))
+    words += f"make the pool {way} with --kv-cache-memory-bytes" + (
+        "." if setting.fixed_by == "kv_cache_memory_bytes" else f", in place of {setting.fixed_by}."
     )
+    flags = (f"--kv-cache-memory-bytes {int(size + amount)}",)
+    return replace(blank, change=True, sentence=words, flags=flags, effect=_effect(setting, move, abs(amount)))
 
 
 def _effect(setting: Setting, move: float, amount: float) -> Effect:
@@ -249,10 +251,10 @@ def buys_words(room: Room, move: float) -> str:
 
 
 def _caveats(room: Room, setting: Setting, move: float, parameters: AdviceParameters) -> tuple[str, ...]:
-    said = [_rule_words(room, (setting.utilization or 0.0) + move)]
+    said = [_rule_words(room, setting.utilization + move)] if setting.utilization and not setting.fixed_by else []
     if not room.peaks_seen:
         said.append("VRAM peaks between two samples were not seen; the largest step is a lower bound")
-    if room.trend.kind is Growth.UNKNOWN:
+    if room.trend.kind is Growth.UNKNOWN and move < 0:
         said.append("what grows cannot be told from outside; if it is a leak, lowering only buys hours")
     swings = room.external_swing_bytes > room.margin_bytes
     if swings:
@@ -260,12 +262,16 @@ def _caveats(room: Room, setting: Setting, move: float, parameters: AdviceParame
         said.append(f"other processes on {room.gpu} varied by {swing}: --kv-cache-memory-bytes fixes the pool anyway")
     if setting.pools > 1:
         said.append(f"the pool had {setting.pools} sizes over its restarts: --kv-cache-memory-bytes makes it the same")
-    if (swings or setting.pools > 1) and setting.bytes_per_token and setting.pool_tokens:
-        size = setting.pool_tokens * setting.bytes_per_token + move * room.total_bytes
+    size = setting.pool_bytes
+    if (swings or setting.pools > 1) and size is not None and setting.fixed_by is None:
+        size += move * room.total_bytes
         said.append(f"as bytes (it replaces the ratio): --kv-cache-memory-bytes {int(size)}")
     if setting.special:
         why = ", ".join(setting.evidence) or "a special load"
         said.append(f"with {why} never above {parameters.utilization_max_special_ratio}")
+    if setting.special is None and setting.fixed_by is None:
+        limit = parameters.utilization_max_special_ratio
+        said.append(f"whether the model has images or a mixture of experts is not known: never raised above {limit:g}")
     return tuple(said)
 
 
@@ -280,16 +286,18 @@ def _rule_words(room: Room, ratio: float) -> str:
     )
 
 
-def _numbers(room: Room, move: float, now: float) -> dict[str, float]:
+def _numbers(room: Room, move: float, setting: Setting) -> dict[str, float]:
     found = {
         "total_bytes": room.total_bytes,
         "free_p01_bytes": room.free_p01_bytes,
         "need_bytes": room.need_bytes,
         "margin_bytes": room.margin_bytes,
         "growth_bytes_per_s": room.trend.bytes_per_s,
-        "gpu_memory_utilization": now,
-        "change_ratio": move,
+        # Where the ratio has no effect it is not moved.
+        "change_ratio": 0.0 if setting.fixed_by else move,
         "change_bytes": move * room.total_bytes,
     }
+    if setting.utilization is not None:
+        found["gpu_memory_utilization"] = setting.utilization
     left = room.time_left_s()
     return found if left is None else {**found, "time_left_s": left}

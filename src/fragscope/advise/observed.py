@@ -4,20 +4,22 @@ A fold over `Sample`s from anywhere: a live target, a recording, Prometheus hist
 covered (one row per ten minutes), not on the number of samples.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from fragscope.model import AllocatorReading, CacheConfig, EngineReading, GpuReading, Histogram, Sample
+from fragscope.advise.batches import Slices
+from fragscope.advise.gpu_past import Bins, GpuPast
+from fragscope.model import CacheConfig, EngineReading, Histogram, Sample
 
 _HOUR_S = 3600
 _HOURS = 24
-_ROW_S = 600.0
-_BINS = 1000
 _WARM_UP_S = 600.0
 """Loading, profiling and graph capture are no serving: the first ten minutes of a process tell nothing."""
-_TRANSIENT_MAX_RATIO = 0.04
-"""A step larger than this share of the card is a load or a wake-up, not a transient (as in the detector)."""
+
+
+def budget_of(config: CacheConfig) -> tuple[float | None, ...]:
+    """What sizes the pool: the ratio, and the two flags that replace it."""
+    return config.gpu_memory_utilization, config.kv_cache_memory_bytes, config.num_gpu_blocks_override
 
 
 def hour_of(at: float) -> int:
@@ -90,26 +92,6 @@ class CounterRise:
 
 
 @dataclass(slots=True)
-class Bins:
-    """Shares 0..1 counted in thousandths."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-
-    def add(self, share: float) -> None:
-        """One more."""
-        self.counts[min(_BINS, max(0, int(share * _BINS)))] += 1
-
-    def quantile(self, q: float) -> float | None:
-        """The share below which so many lie (its bin's lower edge); None without any."""
-        wanted, seen = q * sum(self.counts.values()), 0
-        for step, n in sorted(self.counts.items()):
-            seen += n
-            if seen >= wanted:
-                return step / _BINS
-        return None
-
-
-@dataclass(slots=True)
 class HourPast:
     """One hour of the day over all days; sums over `polls`."""
 
@@ -160,6 +142,7 @@ class EnginePast:
     prompts: Rise = field(default_factory=Rise)
     outputs: Rise = field(default_factory=Rise)
     first_tokens: Rise = field(default_factory=Rise)
+    first_token_slices: Slices = field(default_factory=Slices)
     preemptions: CounterRise = field(default_factory=CounterRise)
     usage: Bins = field(default_factory=Bins)
     waiting: Series = field(default_factory=Series)
@@ -167,10 +150,12 @@ class EnginePast:
     usage_sum: float = 0.0
     busy_polls: int = 0
     queued_polls: int = 0
+    queued_full_polls: int = 0
     queued_not_full_polls: int = 0
+    """Both of polls that showed usage."""
     restarts: int = 0
     resized: int = 0
-    """How often gpu_memory_utilization changed."""
+    """How often what sizes the pool changed: the ratio, or the flags that replace it."""
     started_at: float | None = None
     tokens: float | None = None
     hours: dict[int, HourPast] = field(default_factory=dict)
@@ -194,7 +179,9 @@ class EnginePast:
         self._identify(reading)
         rise = self.prompts.observe(reading.prompt_tokens)
         self.outputs.observe(reading.output_tokens)
-        self.first_tokens.observe(reading.first_token_s)
+        first = self.first_tokens.observe(reading.first_token_s)
+        if first is not None and first.count > 0:
+            self.first_token_slices.add(reading.at, first)
         self.preemptions.observe(reading.preemptions_total)
         hour = self.hours.setdefault(hour_of(reading.at), HourPast())
         if rise is not None and rise.count:
@@ -206,15 +193,16 @@ class EnginePast:
         self.model_name = reading.model_name or self.model_name
         self.version = reading.version or self.version
         if reading.cache_config is not None:
-            before = self.config.gpu_memory_utilization if self.config is not None else None
-            self.resized += before not in (None, reading.cache_config.gpu_memory_utilization)
+            before = budget_of(self.config) if self.config is not None else None
+            self.resized += before not in (None, budget_of(reading.cache_config))
             self.config = reading.cache_config
             if self.config.num_gpu_blocks:
                 self.pools.add(self.config.num_gpu_blocks)
         if self.started_at is not None and reading.started_at is not None:
             self.restarts += reading.started_at > self.started_at + 1
-        elif self.tokens is not None and (reading.prompt_tokens_total or self.tokens) < self.tokens:
-            self.restarts += 1
+        elif self.tokens is not None and reading.prompt_tokens_total is not None:
+            # A counter falls only with a new process, also to 0.
+            self.restarts += reading.prompt_tokens_total < self.tokens
         self.started_at = reading.started_at or self.started_at
         self.tokens = reading.prompt_tokens_total if reading.prompt_tokens_total is not None else self.tokens
 
@@ -231,109 +219,12 @@ class EnginePast:
         self.usage.add(usage)
         hour.usage += usage
         hour.usage_highest = max(hour.usage_highest, usage)
+        self.queued_full_polls += bool(waiting) and usage >= full_ratio
         self.queued_not_full_polls += bool(waiting) and usage < full_ratio
         if running and usage:
             self.busy_polls += 1
             self.running_sum += running
             self.usage_sum += usage
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRow:
-    """The least of ten minutes: what was used by anybody, by the engine, live in torch, and cached by torch."""
-
-    used_bytes: float
-    own_bytes: float | None
-    allocated_bytes: float | None
-    cached_bytes: float | None
-
-
-@dataclass(slots=True)
-class GpuPast:
-    """What one GPU of a target was like while its engine served; `rows` are those since the last restart."""
-
-    target: str
-    gpu: str
-    total_bytes: int = 0
-    free: Bins = field(default_factory=Bins)
-    free_lowest_bytes: float | None = None
-    transient_bytes: float = 0.0
-    external_lowest_bytes: float | None = None
-    external_highest_bytes: float | None = None
-    peaks_seen: bool = False
-    first_at: float | None = None
-    last_at: float = 0.0
-    rows: dict[int, GpuRow] = field(default_factory=dict)
-    previous: GpuReading | None = None
-
-    @property
-    def span_s(self) -> float:
-        """How long it was watched while serving."""
-        return self.last_at - self.first_at if self.first_at is not None else 0.0
-
-    def observe(self, reading: GpuReading, allocator: AllocatorReading | None) -> None:
-        """One reading of a warm, serving engine's GPU."""
-        peak = max(reading.used_bytes, reading.peak_used_bytes or 0)
-        free = max(0, reading.total_bytes - peak)
-        self.total_bytes = reading.total_bytes
-        self.first_at = reading.at if self.first_at is None else self.first_at
-        self.last_at = reading.at
-        self.peaks_seen |= reading.peak_used_bytes is not None
-        self.free.add(free / max(1, reading.total_bytes))
-        self.free_lowest_bytes = min(free, self.free_lowest_bytes if self.free_lowest_bytes is not None else free)
-        if self.previous is not None:
-            step = peak - self.previous.used_bytes
-            if step <= _TRANSIENT_MAX_RATIO * reading.total_bytes:
-                self.transient_bytes = max(self.transient_bytes, step)
-        self.previous = reading
-        self._external(reading)
-        self._row(reading, allocator)
-
-    def restart(self) -> None:
-        """Another process uses the memory from here on: growth and steps begin anew."""
-        self.rows.clear()
-        self.previous = None
-
-    def _external(self, reading: GpuReading) -> None:
-        if reading.own_bytes is None:
-            return
-        external = max(0, reading.used_bytes - reading.own_bytes)
-        low, high = self.external_lowest_bytes, self.external_highest_bytes
-        self.external_lowest_bytes = external if low is None else min(low, external)
-        self.external_highest_bytes = external if high is None else max(high, external)
-
-    def _row(self, reading: GpuReading, allocator: AllocatorReading | None) -> None:
-        now = GpuRow(
-            reading.used_bytes,
-            reading.own_bytes,
-            allocator.allocated_bytes if allocator is not None else None,
-            allocator.reserved_bytes - allocator.allocated_bytes if allocator is not None else None,
-        )
-        index = int(reading.at // _ROW_S)
-        before = self.rows.get(index)
-        self.rows[index] = now if before is None else _least(before, now)
-
-    def points(self, what: str) -> list[tuple[float, float]]:
-        """(seconds, bytes) of one column of the rows, where it is known."""
-        found = []
-        for index, row in sorted(self.rows.items()):
-            value = getattr(row, what)
-            if value is not None:
-                found.append((index * _ROW_S, float(value)))
-        return found
-
-
-def _least(a: GpuRow, b: GpuRow) -> GpuRow:
-    return GpuRow(
-        min(a.used_bytes, b.used_bytes),
-        _lesser(a.own_bytes, b.own_bytes),
-        _lesser(a.allocated_bytes, b.allocated_bytes),
-        _lesser(a.cached_bytes, b.cached_bytes),
-    )
-
-
-def _lesser(a: float | None, b: float | None) -> float | None:
-    return b if a is None else a if b is None else min(a, b)
 
 
 class Observed:
@@ -357,7 +248,7 @@ class Observed:
             restarted |= past.restarts > restarts
             resized |= past.resized > resizes
         if resized:
-            # What was free under another ratio says nothing of this one.
+            # What was free under another budget says nothing of this one.
             self.gpus = {key: past for key, past in self.gpus.items() if key[0] != sample.target}
         if restarted:
             for gpu_past in self._gpus_of(sample.target):
@@ -370,16 +261,18 @@ class Observed:
 
     def _observe_gpus(self, sample: Sample) -> None:
         allocators = {allocator.gpu: allocator for allocator in sample.allocators}
+        busy = any(engine.running for engine in sample.engines)
         for reading in sample.gpus:
             past = self.gpus.setdefault((sample.target, reading.gpu), GpuPast(sample.target, reading.gpu))
-            past.observe(reading, allocators.get(reading.gpu))
+            past.observe(reading, allocators.get(reading.gpu), busy=busy)
         frees = [g.total_bytes - max(g.used_bytes, g.peak_used_bytes or 0) for g in sample.gpus]
         if not frees:
             return
         for reading_of in sample.engines:
             hour = self.engines[sample.target, reading_of.engine].hours[hour_of(reading_of.at)]
             lowest = float(min(frees))
-            hour.free_lowest_bytes = min(lowest, hour.free_lowest_bytes or lowest)
+            known = hour.free_lowest_bytes
+            hour.free_lowest_bytes = lowest if known is None else min(lowest, known)
 
     def engines_of(self, target: str) -> list[EnginePast]:
         """The engines of one target."""

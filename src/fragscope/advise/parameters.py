@@ -23,17 +23,23 @@ class AdviceParameters:
         0.030, "time per generated token, likewise; both matter where prompts are long and answers short"
     )
     history_min_s: float = _threshold(86400.0, "memory advice needs a day, one traffic peak included")
+    busy_min_s: float = _threshold(3600.0, "of it, how long requests must have been running: an hour is a short peak")
     horizon_s: float = _threshold(86400.0, "growth must fit for so long")
     margin_ratio: float = _threshold(0.01, "VRAM left alone besides everything known")
     move_max_ratio: float = _threshold(0.03, "gpu-memory-utilization is moved by no more at a time")
     move_min_ratio: float = _threshold(0.01, "and not for less")
     utilization_max_ratio: float = _threshold(0.95, "never advised above; 192 GiB ran without failure there (docs)")
     utilization_max_special_ratio: float = _threshold(
-        0.92, "the same with images, LoRA, prompt_logprobs or an uneven mixture of experts: vLLM's own default"
+        0.92,
+        "the same with images, LoRA, prompt_logprobs, a mixture of experts or an unknown model: vLLM's default",
     )
+    utilization_min_ratio: float = _threshold(0.1, "never advised below: hardly a model would still fit")
     growth_min_bytes_per_s: float = _threshold(1000.0, "slower growth (83 MiB a day) is called none")
     blocking_min_ratio: float = _threshold(
         0.05, "share of prompts that would block the queue before a split is worth it"
+    )
+    queued_min_ratio: float = _threshold(
+        0.05, "share of polls with a queue before a full pool: about the share of requests that meet one (Wolff 1982)"
     )
     short_min_ratio: float = _threshold(0.5, "share of traffic that must be short")
     full_ratio: float = _threshold(0.97, "a queue at a usage below this waits for something else than a full pool")

@@ -6,7 +6,7 @@ the share of prompts that would block at usage u is `1 - F((1 - u) * pool)`. Int
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fragscope.advise.advice import Advice, Effect, Range, Topic, percent
 from fragscope.advise.lengths import Steps, steps_of
@@ -18,24 +18,32 @@ SHORT_PART = 4.0
 _LOST_MULTIPLEXING = math.sqrt(2)
 """Two pools with independent peaks need this much more headroom each, relative to their size."""
 _MIN_POLLS = 3
+PRIORITY = "--scheduling-policy priority"
 TRY_FIRST = (
-    "--scheduling-policy priority (with a priority per request)",
+    f"{PRIORITY} (with a priority per request)",
     "--long-prefill-token-threshold 2048 or a lower --max-num-batched-tokens",
     "--kv-cache-dtype fp8, or a larger pool",
 )
 """The compromise where there are no resources for two pools."""
 
 
+_MISSING = {
+    "lengths": "prompt lengths (vllm:request_prompt_tokens, once a request has finished)",
+    "kv_usage": "the usage of the pool (vllm:kv_cache_usage_perc)",
+    "pool_tokens": "the pool's size (cache_config_info: kv_cache_size_tokens; before vLLM 0.24 --model-config)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One engine's pool and queue; ratios are of polls, `replicas` counts the engines of the model."""
+    """One engine's pool and queue; ratios are of polls, `replicas` counts the engines of the model, None: not known."""
 
     pool_tokens: float
     usage_p95_ratio: float
     usage_mean_ratio: float
     queued_ratio: float
     queued_not_full_ratio: float
-    replicas: int = 1
+    replicas: int | None = None
 
 
 def queue_of(past: EnginePast, pool_tokens: float | None, replicas: int) -> Queue | None:
@@ -78,11 +86,21 @@ def _hour_row(hour: int, past: HourPast, pool_tokens: float | None) -> HourRow:
     return HourRow(hour, past.load, past.usage_highest, found, mean, past.free_lowest_bytes)
 
 
-def advise(prompts: Steps | None, queue: Queue | None, hours: list[HourRow], parameters: AdviceParameters) -> Advice:
-    """Whether to split; only if blocking, enough short requests and a queue before a full pool come together."""
+def advise(
+    prompts: Steps | None,
+    queue: Queue | None,
+    hours: list[HourRow],
+    parameters: AdviceParameters,
+    *,
+    pool_known: bool = True,
+) -> Advice:
+    """Whether to split; only if blocking, enough short requests and a queue before a full pool come together.
+
+    `pool_known` False: the queue is not known because the pool's size in tokens is not.
+    """
     if prompts is None or queue is None:
-        gap = "lengths" if prompts is None else "kv_usage"
-        words = "Without prompt lengths, the pool's size and its usage nobody can say who waits behind whom."
+        gap = "lengths" if prompts is None else "kv_usage" if pool_known else "pool_tokens"
+        words = f"Without {_MISSING[gap]} nobody can say who waits behind whom."
         return Advice(Topic.SPLIT, None, words, missing=(gap,))
     # Fuller than this the pool itself is short, and everything waits.
     usage = min(queue.usage_p95_ratio, parameters.full_ratio)
@@ -115,6 +133,9 @@ def _against(before: Range, short: float, queue: Queue, parameters: AdviceParame
         return f"only {percent(short)} are short, so there is one population, and it is long"
     if queue.queued_not_full_ratio <= 0:
         return "no request was seen waiting while the pool had room"
+    if queue.queued_not_full_ratio < parameters.queued_min_ratio:
+        share, least = percent(queue.queued_not_full_ratio), percent(parameters.queued_min_ratio)
+        return f"requests waited while the pool had room in {share} of the polls only (from {least} on it is worth it)"
     return None
 
 
@@ -137,11 +158,18 @@ def _change(
     quiet = _quiet_words(hours)
     if quiet is not None:
         caveats.append(quiet)
+    if queue.replicas == 1:
+        words = (
+            f"{facts}, with requests waiting before the pool is full. One engine has nothing to split: let short "
+            "requests pass with priority scheduling (and a priority per request)."
+        )
+        given = Advice(Topic.SPLIT, True, words, (PRIORITY,), effect, numbers=numbers)
+        return given if quiet is None else replace(given, caveats=(quiet,))
     apart = _replicas_for_long(share, queue, parameters)
     if apart is None:
         words = (
             f"{facts}, with requests waiting before the pool is full. There are no replicas to spare for a pool of "
-            f"their own ({queue.replicas} engine{'s' if queue.replicas > 1 else ''}), so try in this order: "
+            f"their own ({queue.replicas or 'an unknown number of'} engines), so try in this order: "
             f"{'; '.join(TRY_FIRST)}."
         )
         return Advice(Topic.SPLIT, True, words, effect=effect, caveats=tuple(caveats), numbers=numbers)
@@ -163,7 +191,7 @@ def _token_share_above(prompts: Steps, tokens: float) -> float:
 
 def _replicas_for_long(share: float, queue: Queue, parameters: AdviceParameters) -> int | None:
     """How many engines the long prompts would get; None where either pool would then run too full on average."""
-    if queue.replicas < 2:
+    if queue.replicas is None or queue.replicas < 2:
         return None
     apart = min(queue.replicas - 1, max(1, round(share * queue.replicas)))
     long_usage = queue.usage_mean_ratio * share * queue.replicas / apart

@@ -409,7 +409,7 @@ CATALOGUE: tuple[Family, ...] = (
         "fragscope_advised_gpu_memory_utilization_change_ratio",
         "gauge",
         "By how much to move --gpu-memory-utilization, at most 0.03 up or down; 0: no change; absent until a day of "
-        "VRAM was seen, unless less is free than a step takes.",
+        "VRAM under load was seen, unless less is free than a step takes.",
         _E,
         _advice("utilization_change_ratio"),
     ),
