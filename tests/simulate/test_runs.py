@@ -230,3 +230,8 @@ def test_no_forecast_blames_a_tenant_where_there_is_none(name: str, seed: int) -
                 row.sentence for row in verdict.evidence if row.cause == "external_process" and (row.value or 0) > 0
             ]
             assert not any("another process" in sentence.lower() for sentence in blamed), sample.at
+
+
+def test_a_start_on_a_card_that_is_too_full_is_refused_and_tried_again() -> None:
+    run, _ = told("one-bad-gpu", 30, 4.0)
+    assert len({engine.started_at for sample in run for engine in sample.engines}) > 1

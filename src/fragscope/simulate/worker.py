@@ -9,7 +9,15 @@ import random
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from fragscope.simulate.allocator import GIB, MIB, Block, CachingAllocator, Device, ExpandableAllocator
+from fragscope.simulate.allocator import (
+    GIB,
+    MIB,
+    Block,
+    CachingAllocator,
+    Device,
+    ExpandableAllocator,
+    OutOfMemoryError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,15 @@ class Worker:
         self._kept = []
         self.leaked_bytes = 0
         self._outside(build.non_torch_bytes)
-        weights = build.model.weights_bytes // build.tensor_parallel
+        try:
+            return self._take(wanted)
+        except OutOfMemoryError as error:
+            # A card that others have filled in the meantime: the start fails, as if it had been refused.
+            self.end()
+            raise NoRoomToStartError(self.device.free_bytes, wanted) from error
+
+    def _take(self, wanted: int) -> int:
+        build, weights = self.build, self.build.model.weights_bytes // self.build.tensor_parallel
         for _ in range(8):
             self.torch.alloc(weights // 8)
         peak = self._activations(build.max_num_batched_tokens, build.max_num_seqs)
