@@ -70,9 +70,10 @@ class Machine:
         self.sys, self.proc, self.stop = folder / "sys", folder / "proc", stop
         self.sys.mkdir()
         self.clock = FakeClock()
+        self.url = "http://127.0.0.1:8000"
 
     def gpus(self, *sources: FakeSource, names: tuple[str, ...] = (), **given: object) -> Gpus:
-        tenants = (Tenant("vllm", "http://127.0.0.1:8000", **given),)  # type: ignore[arg-type]
+        tenants = (Tenant("vllm", self.url, **given),)  # type: ignore[arg-type]
         wanted = Wanted(names, self.sys, self.proc, tolerance_bytes=21 * MIB, tenants=tenants)
         absent = Gap(Part.GPU, Reason.ABSENT, "not installed")
         vendors = {name: FakeSource(name, missing=absent) for name in ("amdsmi", "nvml")}
@@ -274,6 +275,27 @@ def test_a_dead_engines_gpus_are_still_its_own_but_not_its_memory(machine: Machi
     machine.look(gpus)
     rule, reading = only(gpus)
     assert (rule, reading.gpu, reading.own_bytes) == ("fdinfo", GPU, None)  # type: ignore[attr-defined]
+
+
+def test_a_dead_engine_never_takes_its_neighbours_gpu(machine: Machine) -> None:
+    for number, gpu in ((1, GPU), (2, OTHER)):
+        add_card(machine.sys, number, gpu, mem_info_vram_used=str(180 * GIB))
+        add_node(machine.sys, number, gpu, 4000 + number)
+    proc = FakeProc(machine.proc, host=True)
+    ours, theirs = proc.engine(200, port=8000), proc.engine(300, port=8001)
+    proc.live_at("10.0.0.5", 200, 300)
+    compute(machine.sys, ours, vram_4001=140 * GIB)
+    compute(machine.sys, theirs, vram_4002=150 * GIB)
+    machine.url = "http://10.0.0.5:8000"
+    gpus = machine.gpus()
+    machine.look(gpus)
+    assert only(gpus)[1].own_bytes == 140 * GIB  # type: ignore[attr-defined]
+    for pid in (200, ours):
+        (machine.proc / str(pid)).rename(machine.proc / f"gone-{pid}")
+    (machine.sys / "class/kfd/kfd/proc" / str(ours)).rename(machine.sys / "class/kfd/kfd/proc/gone")
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.gpu, reading.own_bytes) == ("kfd", GPU, None)  # type: ignore[attr-defined]
 
 
 def test_a_restarted_engine_on_another_gpu_is_followed(machine: Machine) -> None:
