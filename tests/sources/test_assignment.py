@@ -64,6 +64,17 @@ def test_the_file_names_render_nodes() -> None:
     assert (gpus(assigned.cards), assigned.rule) == ([SECOND, THIRD], "render_nodes")
 
 
+def test_a_container_that_sees_more_gpus_than_its_engine_spans_says_nothing() -> None:
+    two, all_three = listed("renderD128", "renderD129"), listed("renderD128", "renderD129", "renderD130")
+    for claimed, owned in ((Claimed(expected=1), two), (Claimed(expected=2), all_three), (Claimed(), all_three)):
+        assigned = assign(CARDS, claimed, owned)
+        assert assigned.cards == ()
+        assert assigned.gap is not None
+        assert assigned.gap.reason is Reason.UNASSIGNED
+    assert len(assign(CARDS, Claimed(expected=3), all_three).cards) == 3
+    assert len(assign(CARDS[:1], Claimed(), listed("renderD128")).cards) == 1
+
+
 def test_a_render_node_of_a_part_leads_to_its_gpu_or_nowhere() -> None:
     assigned = assign(CARDS, Claimed(), listed("renderD140"))
     assert assigned.gap is not None

@@ -96,7 +96,7 @@ def _first(
             return _known(cards, held, owned.holding.source, "the engine's processes hold")
     nodes = owned.render_nodes if owned is not None else None
     if isinstance(nodes, frozenset):
-        return _rendering(cards, nodes, renders)
+        return _rendering(cards, nodes, renders, claimed.expected)
     return _only(cards, unreadable, nodes)
 
 
@@ -128,13 +128,23 @@ def _known(cards: tuple[Identity, ...], gpus: frozenset[str], rule: str, who: st
     return Assigned(found, rule)
 
 
-def _rendering(cards: tuple[Identity, ...], nodes: frozenset[str], renders: Mapping[str, str]) -> Assigned:
+def _rendering(
+    cards: tuple[Identity, ...], nodes: frozenset[str], renders: Mapping[str, str], expected: int | None
+) -> Assigned:
+    """A container may be shown more GPUs than its engine uses, as `--device /dev/dri` shows it all of them."""
     by_render = {**renders, **{card.render: card.gpu for card in cards if card.render is not None}}
     strange = sorted(nodes - set(by_render))
     if strange:
         detail = f"the engine sees {', '.join(strange)}, and no known GPU has such a render node (a partition?)"
         return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
-    return _known(cards, frozenset(by_render[node] for node in nodes), "render_nodes", "the engine sees")
+    gpus = frozenset(by_render[node] for node in nodes)
+    if expected is not None and len(gpus) > expected:
+        detail = f"the engine's container sees {len(gpus)} GPUs and expected_gpus is {expected}; set `gpus`"
+        return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
+    if expected is None and len(cards) > 1 and gpus >= {card.gpu for card in cards}:
+        detail = f"the engine's container sees all {len(gpus)} GPUs of the node; set expected_gpus, or `gpus`"
+        return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
+    return _known(cards, gpus, "render_nodes", "the engine sees")
 
 
 def _only(cards: tuple[Identity, ...], unreadable: int, nodes: Gap | None) -> Assigned:
