@@ -1,5 +1,7 @@
 """All GPU sources together: who speaks, who checks, whose memory it is. Fakes for sources, a fake clock for time."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +21,12 @@ from fragscope.serve.ownership import Tenant
 from fragscope.serve.poller import Poller
 from fragscope.settings import load
 from fragscope.sources.gpu.assignment import Claimed, Named
+from fragscope.sources.gpu.child import Child
 from fragscope.sources.gpu.crosscheck import Difference
 from fragscope.sources.gpu.device import Device, Listing, Partition
+from fragscope.sources.gpu.nvml import Nvml
+from fragscope.sources.gpu.process import Process, end
+from tests.paths import REPOSITORY
 from tests.serve.test_daemon import FakeClock, FakeVisitor, eventually, good, watch_of
 from tests.sources.fake_proc import FakeProc, add_node, compute
 from tests.sources.test_sysfs import TOTAL, USED, add_card
@@ -40,6 +46,7 @@ class FakeSource:
         self.listings = list(listings)
         self.missing = missing
         self.reads = 0
+        self.rests = 0
         self.closed = 0
 
     def __call__(self) -> "FakeSource":
@@ -51,6 +58,9 @@ class FakeSource:
     def read(self) -> Listing:
         self.reads += 1
         return self.listings[min(self.reads, len(self.listings)) - 1] if self.listings else Listing(gaps=(BLIND,))
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def close(self) -> None:
         self.closed += 1
@@ -197,7 +207,32 @@ def test_a_source_that_sees_nothing_is_let_go_and_asked_ever_more_rarely(machine
     delays = [gpus.slow["amdsmi"].step() for _ in range(9)]
     assert delays[:3] == [20.0, 40.0, 80.0]
     assert delays[-1] == 600.0
-    assert library.closed == closed + 9
+    assert library.rests == 9
+    assert library.closed == closed
+
+
+def test_never_more_than_one_stuck_child_however_often_a_source_is_asked(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY / 'src'}:{REPOSITORY}")
+    stuck: list[Process] = []
+
+    def cannot_end(process: Process) -> int | None:
+        os.kill(process.pid, signal.SIGSTOP)  # else it leaves by itself when its stdin is closed
+        stuck.append(process)
+        return None
+
+    def make() -> Nvml:
+        return Nvml(Child("nvml", "tests.sources.gpu_readers:sleeps", deadline_s=0.3, rest_s=0.0, end=cannot_end))
+
+    (machine.sys / "class" / "drm").mkdir(parents=True)
+    gpus = Gpus(Wanted(("nvml",), machine.sys, machine.proc), machine.clock, machine.stop, {"nvml": make})
+    for _ in range(3):
+        gpus.slow["nvml"].step()
+    assert len({process.pid for process in stuck}) == 1
+    assert "cannot be killed" in gpus.slow["nvml"].gaps[0].detail
+    for process in stuck:
+        end(process)
 
 
 def test_a_source_that_hangs_delays_no_tick(tmp_path: Path, stop: threading.Event) -> None:

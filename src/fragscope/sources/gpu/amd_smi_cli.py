@@ -57,8 +57,11 @@ class AmdSmiCli:
         names = self._command.run(_NAMES, left_s)
         return parse({"metric": figures.stdout, "list": None if isinstance(names, Gap) else names.stdout})
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """Nothing runs between two reads."""
+
+    def close(self) -> None:
+        """Kills the tool if it runs."""
         self._command.close()
 
 

@@ -39,8 +39,12 @@ class Nvml:
         raw = self._child.ask()
         return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
 
+    def rest(self) -> None:
+        """Ends the child until the next read."""
+        self._child.rest()
+
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child for good."""
         self._child.close()
 
 

@@ -76,6 +76,9 @@ class Sysfs:
                 devices.append(Device(card.gpu, card.total_bytes, used, card.unique_id))
         return Listing(tuple(devices), tuple(gaps))
 
+    def rest(self) -> None:
+        """Nothing is held between two reads."""
+
     def close(self) -> None:
         """Nothing is held between two reads: an open file would block a partition change."""
 
