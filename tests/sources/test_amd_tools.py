@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -290,6 +291,23 @@ def test_never_more_than_one_tool_that_cannot_be_killed(tmp_path: Path) -> None:
     command.run(())
     assert len(unkillable) == 2, "once the first is gone, another may be tried"
     end(unkillable[1])
+
+
+def test_closing_kills_a_tool_that_runs_and_wakes_whoever_waits(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    source = AmdSmiCli(
+        program(tmp_path, f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 3600"), deadline_s=60
+    )
+    listings: list[Listing] = []
+    reader = threading.Thread(target=lambda: listings.append(source.read()))
+    reader.start()
+    while not note.exists():
+        time.sleep(0.01)
+    source.close()
+    reader.join(5)
+    assert "closed" in listings[0].gaps[0].detail
+    assert not Path(f"/proc/{note.read_text().strip()}").exists()
+    assert "closed" in source.read().gaps[0].detail
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
