@@ -71,6 +71,28 @@ def test_zero_bytes_in_use_is_blindness(root: Path) -> None:
     assert gap.reason is Reason.BLIND
 
 
+def test_a_total_of_zero_is_blindness_and_no_card(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0", mem_info_vram_total="0", mem_info_vram_used="0")
+    found = enumerate_cards(root)
+    assert [card.gpu for card in found.cards] == ["0000:c1:00.0"]
+    assert [gap.reason for gap in found.gaps] == [Reason.BLIND]
+
+
+@pytest.mark.parametrize("failing", ["missing", "a folder", "not a number"])
+def test_an_amd_card_without_a_readable_total_is_a_gap_and_the_other_is_not_the_only_one(
+    root: Path, failing: str
+) -> None:
+    total = add_card(root, 2, "0000:c6:00.0", mem_info_vram_total="N/A") / "mem_info_vram_total"
+    if failing != "not a number":
+        total.unlink()
+    if failing == "a folder":
+        total.mkdir()  # any error that is neither ENOENT nor a denial
+    found = enumerate_cards(root)
+    assert len(found.gaps) == 1
+    assigned = assign(found.cards, Claimed(), unreadable=len(found.gaps))
+    assert (assigned.cards, assigned.rule) == ((), "none")
+
+
 @pytest.mark.parametrize("text", ["", "N/A", "-1", "1e9", "12 MB", "\x00"])
 def test_what_is_no_number_is_malformed(root: Path, text: str) -> None:
     Path(only(root).used_file).write_text(text)

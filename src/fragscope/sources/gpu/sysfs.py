@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.device import Device, Listing
-from fragscope.sources.gpu.plausible import MAX_BYTES
+from fragscope.sources.gpu.plausible import MAX_BYTES, address
 
 NAME = "sysfs"
 _AMD = "0x1002"
@@ -115,8 +115,10 @@ def _card(device: Path, name: str) -> Card | Gap | None:
         return Gap(Part.GPU, Reason.UNSUPPORTED, detail)
     total = _bytes(str(device / "mem_info_vram_total"))
     if isinstance(total, Gap):
-        # A partition of a GPU has no such file: its physical GPU counts the whole package.
-        return None if total.reason is Reason.ABSENT else total
+        # A partition (amdgpu_xcp_N) has no such file: its physical GPU counts the whole package.
+        return None if total.reason is Reason.ABSENT and address(gpu) is None else total
+    if total == 0:
+        return Gap(Part.GPU, Reason.BLIND, f"{gpu} shows a VRAM total of 0 bytes")
     if total > MAX_BYTES:
         return Gap(Part.GPU, Reason.MALFORMED, f"{gpu} shows a VRAM total of {total} bytes, which no GPU has")
     files = (str(device / "mem_info_vram_used"), str(device / "mem_info_gtt_used"))
@@ -132,11 +134,11 @@ def _render(device: Path) -> str | None:
 
 
 def read_used_bytes(card: Card) -> int | Gap:
-    """VRAM in use now. 0 with a total above 0 is blindness: a booted card never shows 0."""
+    """VRAM in use now. 0 is blindness: a booted card never shows it."""
     used = _bytes(card.used_file)
     if isinstance(used, Gap):
         return used
-    if used == 0 and card.total_bytes > 0:
+    if used == 0:
         return Gap(Part.GPU, Reason.BLIND, f"{card.gpu} shows 0 bytes in use, which a booted card never does")
     if used > card.total_bytes * _USED_OVER_TOTAL:
         return Gap(Part.GPU, Reason.MALFORMED, f"{card.gpu} shows {used} bytes in use of {card.total_bytes}")
