@@ -29,7 +29,7 @@ from fragscope.sources.gpu.process import Process, end
 from tests.paths import REPOSITORY
 from tests.serve.test_daemon import FakeClock, FakeVisitor, eventually, good, watch_of
 from tests.sources.fake_proc import FakeProc, add_node, compute
-from tests.sources.test_sysfs import TOTAL, USED, add_card
+from tests.sources.test_sysfs import TOTAL, USED, add_card, add_pci
 
 GIB = 2**30
 MIB = 2**20
@@ -179,6 +179,34 @@ def test_where_nothing_sees_a_gpu_the_first_source_says_why(machine: Machine) ->
     assert isinstance(gap, Gap)
     assert "class/drm cannot be listed" in gap.detail
     assert [(status.source, status.up) for status in gpus.statuses] == [("sysfs", False), ("nvml", False)]
+
+
+NVIDIA = "0000:01:00.0"
+
+
+def test_beside_a_desktop_processors_gpu_nvml_speaks_and_the_other_library_sleeps(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_total=str(512 * MIB))
+    for address in (GPU, NVIDIA):
+        add_pci(machine.sys, address, "0x10de" if address == NVIDIA else "0x1002", "0x030000")
+    amdsmi = FakeSource("amdsmi", device(total=512 * MIB))
+    gpus = machine.gpus(amdsmi, FakeSource("nvml", device(NVIDIA, used=70 * GIB)))
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.gpu, reading.source) == ("only_card", NVIDIA, "nvml")  # type: ignore[attr-defined]
+    assert amdsmi.reads == 0
+
+
+@pytest.mark.parametrize("size", [512 * MIB, TOTAL])
+def test_an_amd_card_beside_nvidias_is_never_the_only_one(machine: Machine, size: int) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_total=str(size))
+    add_pci(machine.sys, NVIDIA, "0x10de", "0x030000")
+    gpus = machine.gpus()
+    machine.look(gpus)
+    rule, gap = only(gpus)
+    assert rule == "none"
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.UNASSIGNED
+    assert only(gpus, Claimed((GPU,)))[0] == "configured"
 
 
 def test_an_apu_is_not_read_by_a_library_either(machine: Machine) -> None:

@@ -34,6 +34,14 @@ def add_card(root: Path, number: int, gpu: str, **files: str) -> Path:
     return device
 
 
+def add_pci(root: Path, address: str, vendor: str, kind: str) -> None:
+    """A device of another driver, as the PCI bus lists it."""
+    device = root / "bus" / "pci" / "devices" / address
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     add_card(tmp_path, 1, "0000:c1:00.0")
@@ -62,6 +70,21 @@ def test_other_vendors_and_partitions_are_not_ours(root: Path) -> None:
     (partition / "mem_info_vram_total").unlink()
     assert [card.gpu for card in enumerate_cards(root).cards] == ["0000:c1:00.0"]
     assert enumerate_cards(root).gaps == ()
+
+
+def test_gpus_of_nvidia_are_told_from_its_other_devices_and_from_a_management_display(root: Path) -> None:
+    add_pci(root, "0000:01:00.0", "0x10de", "0x030200")
+    add_pci(root, "0000:01:00.1", "0x10de", "0x040300")
+    add_pci(root, "0000:03:00.0", "0x1a03", "0x030000")
+    assert enumerate_cards(root).others == ("0000:01:00.0",)
+
+
+@pytest.mark.parametrize(("size", "beside"), [(str(512 << 20), True), (str(TOTAL), False)])
+def test_a_desktop_processors_gpu_beside_nvidias_is_beside_the_point(tmp_path: Path, size: str, beside: bool) -> None:
+    add_card(tmp_path, 1, "0000:0e:00.0", mem_info_vram_total=size)
+    assert not enumerate_cards(tmp_path).beside_the_point
+    add_pci(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
+    assert enumerate_cards(tmp_path).beside_the_point == beside
 
 
 def test_zero_bytes_in_use_is_blindness(root: Path) -> None:

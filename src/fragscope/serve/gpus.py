@@ -90,6 +90,8 @@ class Gpus:
     def role(self, name: str) -> Role:
         """What a slow source is asked for; nothing before sysfs has had its look."""
         gaps = self._sysfs_gaps()
+        if name != nvml.NAME and self._sysfs_yields():
+            return Role.IDLE
         return Role.IDLE if gaps is None else role(self.choice, name, self._speaker(), gaps)
 
     def reference(self) -> Reference:
@@ -122,10 +124,14 @@ class Gpus:
     def _sysfs_gaps(self) -> Sequence[Gap] | None:
         return self.sysfs.gaps if sysfs.NAME in self.choice.figures else ()
 
+    def _sysfs_yields(self) -> bool:
+        """Whether NVML is to speak in its place: AMD's is only a desktop processor's GPU."""
+        return self.choice.automatic and nvml.NAME in self.slow and self.sysfs.beside_the_point
+
     def _speaker(self) -> str | None:
         now = self._clock.now()
         seeing = {name for name, feed in self.slow.items() if feed.sees(now)}
-        if self.sysfs.cards:
+        if self.sysfs.cards and not self._sysfs_yields():
             seeing.add(sysfs.NAME)
         return speaker(self.choice, seeing)
 
@@ -199,7 +205,7 @@ def gpus_of(
     snapshot: GpuSnapshot, target: str, claimed: Claimed, oldest_at: float
 ) -> tuple[Assigned, tuple[GpuReading, ...], list[Gap]]:
     """Which GPUs are a target's, their readings not older than `oldest_at`, or the gap in their place."""
-    unreadable = len(snapshot.gaps) if snapshot.cards else 0
+    unreadable = len(snapshot.gaps) + len(snapshot.others) if snapshot.cards else 0
     owned = snapshot.owned.get(target)
     assigned = assign(snapshot.cards, claimed, owned, snapshot.renders, unreadable)
     if assigned.gap is not None:

@@ -8,6 +8,8 @@ same file first.
 import errno
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,11 @@ NAME = "sysfs"
 _AMD = "0x1002"
 _MI300A = "0x74a0"
 """An APU: kernels before late 2025 can crash on a read of its VRAM attributes, so it is not read."""
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""PCI's base class of display controllers, compute accelerators with a GPU included."""
+INTEGRATED_BYTES = 8 * 2**30
+"""Less VRAM than this is the GPU of a desktop processor: vLLM's ROCm build supports no GPU with less than 16 GiB."""
 _CARD = re.compile(r"card[0-9]+")
 _USED_OVER_TOTAL = 1.05
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -42,10 +49,17 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """The GPUs that can be read, and why others cannot."""
+    """The GPUs that can be read, and why others cannot; `others` are NVIDIA's beside a single card, by address."""
 
     cards: tuple[Card, ...]
     gaps: tuple[Gap, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def beside_the_point(self) -> bool:
+        """Whether all that can be read is a desktop processor's own GPU beside NVIDIA's, which the engine is on."""
+        small = all(card.total_bytes < INTEGRATED_BYTES for card in self.cards)
+        return bool(self.cards and self.others) and small and not self.gaps
 
 
 class Sysfs:
@@ -103,7 +117,20 @@ def enumerate_cards(root: Path) -> Enumeration:
             gaps.append(found)
     if not cards and not gaps:
         gaps.append(Gap(Part.GPU, Reason.ABSENT, f"no AMD GPU under {drm}"))
-    return Enumeration(tuple(sorted(cards, key=lambda card: card.gpu)), tuple(gaps))
+    # Only beside a single card does it matter, and a large node has hundreds of devices to look at.
+    others = _nvidia(root, names) if len(cards) == 1 else ()
+    return Enumeration(tuple(sorted(cards, key=lambda card: card.gpu)), tuple(gaps), others)
+
+
+def _nvidia(root: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """NVIDIA's GPUs by PCI address; they have a DRM card only where its display driver is loaded."""
+    shown = [Path(os.path.realpath(root / "class" / "drm" / name / "device")) for name in names]
+    found = {device.name for device in shown if _text(device / "vendor") == _NVIDIA}
+    with suppress(OSError):
+        for device in (root / "bus" / "pci" / "devices").iterdir():
+            if _text(device / "vendor") == _NVIDIA and (_text(device / "class") or "").startswith(_DISPLAY):
+                found.add(device.name)
+    return tuple(sorted(found))
 
 
 def _card(device: Path, name: str) -> Card | Gap | None:
