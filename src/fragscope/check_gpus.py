@@ -187,7 +187,10 @@ def _advice_on_whose(whose: Sequence[Probe]) -> str:
     if any(probe.note and not probe.gaps for probe in whose):
         return "Nothing: whose memory it is can be seen."
     if any(gap.reason is Reason.DENIED for probe in whose if probe.source == fdinfo.NAME for gap in probe.gaps):
-        return "To see whose memory it is, run as the engine's user (runAsUser), or grant SYS_PTRACE."
+        return (
+            "To see whose memory it is, run as the engine's user (runAsUser) with no fewer capabilities than it has, "
+            "or grant SYS_PTRACE."
+        )
     if any(gap.reason is Reason.BLIND for probe in whose for gap in probe.gaps):
         return (
             "To see whose memory it is, share the PID namespace (shareProcessNamespace: true in a pod, "

@@ -365,7 +365,10 @@ def test_a_process_of_another_user_makes_it_denied(proc: FakeProc, monkeypatch: 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", denying)
-    assert reason(openings_held(proc, {100, worker})) is Reason.DENIED
+    found = openings_held(proc, {100, worker})
+    assert reason(found) is Reason.DENIED
+    assert isinstance(found, Gap)
+    assert "no fewer capabilities" in found.detail, "the same user is not enough beside a privileged engine"
 
 
 def test_a_process_that_has_ended_holds_nothing(proc: FakeProc) -> None:

@@ -1,6 +1,7 @@
 """DRM fdinfo: what each open file of a GPU holds, from `/proc/<pid>/fdinfo`.
 
-Needs a PID namespace shared with the engine, and its user (or SYS_PTRACE). Format: the kernel's
+Needs a PID namespace shared with the engine, and its user with at least its capabilities (or SYS_PTRACE): the
+kernel's rule for ptrace, `__ptrace_may_access`. Format: the kernel's
 Documentation/gpu/drm-usage-stats.rst. Sums over processes do not add up to the card's total.
 """
 
@@ -15,6 +16,7 @@ from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.holdings import Held
 
 NAME = "fdinfo"
+_TAKES = "it takes its user and no fewer capabilities than it is permitted, or SYS_PTRACE"
 _DEVICES = "/dev/dri/"
 _SIZE = re.compile(r"([0-9]{1,19})(?:\s+(KiB|MiB|GiB))?")
 _UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -72,7 +74,7 @@ def read_openings(proc_root: Path, pids: Collection[int]) -> tuple[str, ...] | G
         try:
             found += _openings(f"{proc_root}/{pid}")
         except PermissionError:
-            detail = f"process {pid} may not be looked into: it takes its user, or SYS_PTRACE"
+            detail = f"process {pid} may not be looked into: {_TAKES}"
             return Gap(Part.GPU, Reason.DENIED, detail)
         except OSError:
             continue  # it has ended
@@ -110,6 +112,6 @@ def _client(path: str) -> Client | Gap | None:
     try:
         return parse(Path(path).read_text(errors="replace"))
     except PermissionError:
-        return Gap(Part.GPU, Reason.DENIED, f"{path} may not be read: it takes the process's user, or SYS_PTRACE")
+        return Gap(Part.GPU, Reason.DENIED, f"{path} may not be read: {_TAKES}")
     except OSError:
         return None  # closed, or the process has ended
