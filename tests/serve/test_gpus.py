@@ -492,6 +492,36 @@ def test_parts_are_told_by_kfd_or_else_by_a_library(machine: Machine) -> None:
     assert [p.total_bytes for p in gpus.take().partitions[GPU]] == [TOTAL // 2] * 2
 
 
+def test_parts_and_render_nodes_are_told_without_the_hosts_process_ids(machine: Machine, tmp_path: Path) -> None:
+    for number, gpu in ((1, GPU), (2, OTHER)):
+        add_card(machine.sys, number, gpu)
+    FakeProc(machine.proc).engine(100)
+    for number in range(2):
+        add_node(machine.sys, number, GPU, 5000 + number, partition=number, total=TOTAL // 2, minor=140 + number)
+    (tmp_path / "nodes").write_text("renderD141")
+    gpus = machine.gpus(render_nodes_file=tmp_path / "nodes")
+    assert "kfd" not in gpus.choice.attribution
+    machine.look(gpus)
+    assert len(gpus.take().partitions[GPU]) == 2
+    assert only(gpus)[0] == "render_nodes"
+    listed = machine.gpus(names=("sysfs",))
+    machine.look(listed)
+    assert listed.take().partitions == {}, "a list is obeyed"
+
+
+def test_kfd_that_appears_after_the_start_is_asked(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_used=str(180 * GIB))
+    worker = FakeProc(machine.proc, host=True).engine(100)
+    gpus = machine.gpus()
+    machine.look(gpus)
+    assert only(gpus)[1].own_bytes is None  # type: ignore[attr-defined]
+    add_node(machine.sys, 1, GPU, 4001)
+    compute(machine.sys, worker, vram_4001=150 * GIB)
+    machine.look(gpus, 31)
+    assert only(gpus)[1].own_bytes == 150 * GIB  # type: ignore[attr-defined]
+    assert "kfd" in [status.source for status in gpus.statuses]
+
+
 def test_while_there_is_no_engine_not_every_look_is_a_scan(machine: Machine) -> None:
     add_card(machine.sys, 1, GPU)
     proc = FakeProc(machine.proc)
