@@ -59,6 +59,20 @@ def test_opened_gpus_count_only_where_that_leaves_no_choice() -> None:
     assert gpus(assign(CARDS, Claimed(), holding(opened=(FIRST,))).cards) == [FIRST]
 
 
+def test_where_compute_memory_is_left_out_a_little_of_it_excludes_no_gpu() -> None:
+    def undercounted(**held_mib: int) -> Owned:
+        sizes = {gpu: held_mib.get(name, 0) << 20 for gpu, name in ((FIRST, "first"), (SECOND, "second"))}
+        held = Held("fdinfo", sizes, frozenset(sizes), complete=False)
+        return Owned(0.0, held, held)
+
+    both = undercounted(first=300, second=60)
+    assert assign(CARDS, Claimed(), both).rule == "none", "a group of two, or one GPU and another only opened"
+    assert gpus(assign(CARDS, Claimed(expected=2), both).cards) == [FIRST, SECOND]
+    assert gpus(assign(CARDS, Claimed(expected=1), both).cards) == [FIRST]
+    assert gpus(assign(CARDS, Claimed(), undercounted(second=60)).cards) == [SECOND]
+    assert gpus(assign(CARDS, Claimed(), undercounted(first=300, second=400)).cards) == [FIRST, SECOND]
+
+
 def test_the_file_names_render_nodes() -> None:
     assigned = assign(CARDS, Claimed(), listed("renderD129", "renderD130"))
     assert (gpus(assigned.cards), assigned.rule) == ([SECOND, THIRD], "render_nodes")

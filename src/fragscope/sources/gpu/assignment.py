@@ -113,8 +113,13 @@ def _configured(cards: tuple[Identity, ...], wanted: tuple[str, ...]) -> Assigne
 
 
 def _held(holding: Held, claimed: Claimed) -> frozenset[str]:
-    """A process opens every GPU it is shown: opened ones count only where that leaves no choice."""
-    held = holding.gpus()
+    """A process opens every GPU it is shown: opened ones count only where that leaves no choice.
+
+    So do those with a little memory where the kernel leaves compute memory out: it may be a model or none.
+    """
+    held, surely = holding.gpus(), holding.surely()
+    if held != surely and len(held) not in (1, claimed.expected):
+        return surely if len(surely) == claimed.expected else frozenset()
     if held or len(holding.opened) not in (1, claimed.expected):
         return held
     return holding.opened
