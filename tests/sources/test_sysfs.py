@@ -190,12 +190,20 @@ def test_a_card_beside_one_that_cannot_be_read_is_not_the_only_one(root: Path) -
     assert assigned.gap.reason is Reason.UNASSIGNED
 
 
-@pytest.mark.parametrize("name", ["0000:c6:00.0", "C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"])
+@pytest.mark.parametrize(
+    "name", ["0000:c6:00.0", "C6:00.0", "00000000:C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"]
+)
 def test_cards_are_configured_by_address_or_unique_id(root: Path, name: str) -> None:
     add_card(root, 2, "0000:c6:00.0")
     assigned = assign(enumerate_cards(root).cards, Claimed((name,)))
     assert [card.gpu for card in assigned.cards] == ["0000:c6:00.0"]
     assert assigned.rule == "configured"
+
+
+def test_a_gpu_configured_in_two_forms_counts_once(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0")
+    twice = Claimed(("C6:00.0", "00000000:C6:00.0", f"0x{2:016X}"))
+    assert [card.gpu for card in assign(enumerate_cards(root).cards, twice).cards] == ["0000:c6:00.0"]
 
 
 def test_a_configured_card_that_is_not_there_is_missing_evidence(root: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.holdings import Held, Owned
+from fragscope.sources.gpu.plausible import address
 
 
 class Identity(Protocol):
@@ -45,11 +46,6 @@ class Claimed:
     gpus: tuple[str, ...] = ()
     expected: int | None = None
 
-    @property
-    def need(self) -> int:
-        """How many GPUs must be seen."""
-        return self.expected if self.expected is not None else max(1, len(self.gpus))
-
 
 NOTHING_CLAIMED = Claimed()
 
@@ -79,8 +75,9 @@ def assign(
     assigned = _first(cards, claimed, owned, renders or {}, unreadable)
     if assigned.gap is not None:
         return assigned
-    if len(assigned.cards) < claimed.need:
-        detail = f"{len(assigned.cards)} of the engine's {claimed.need} GPUs can be seen"
+    need = claimed.expected or 1  # that every configured one is there is known by now
+    if len(assigned.cards) < need:
+        detail = f"{len(assigned.cards)} of the engine's {need} GPUs can be seen"
         return Assigned((), assigned.rule, Gap(Part.GPU, Reason.ABSENT, detail))
     return assigned
 
@@ -167,6 +164,9 @@ def _names(card: Identity) -> set[str]:
 
 
 def normal(name: str) -> str:
-    """A GPU's name as it is compared: lower case, `GPU-` and `0x` of a unique_id dropped, PCI domain added."""
+    """A GPU's name as it is compared: an address in sysfs' form, whichever tool wrote it (`00000000:C6:00.0`).
+
+    A unique_id is lower case without `GPU-` and `0x`.
+    """
     plain = name.strip().lower().removeprefix("gpu-").removeprefix("0x")
-    return f"0000:{plain}" if plain.count(":") == 1 else plain
+    return address(plain) or plain
