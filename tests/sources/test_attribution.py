@@ -78,6 +78,7 @@ def openings_held(proc: FakeProc, pids: set[int]) -> Held | Gap:
         "vllm serve m",
         "/usr/bin/python3 /opt/venv/bin/vllm serve m --port 8000",
         "python -m vllm.entrypoints.openai.api_server --model m",
+        "python -m vllm.entrypoints.cli.main serve m",
         "VLLM::EngineCore",
         "VLLM::Worker_TP3",
     ],
@@ -90,6 +91,10 @@ def test_a_process_says_that_it_is_vllm(line: str) -> None:
     "line",
     [
         "grep vllm",
+        "/usr/bin/python3 /usr/local/bin/vllm bench serve --port 8000",
+        "vllm chat --url http://127.0.0.1:8000/v1",
+        "python -m vllm.entrypoints.cli.main bench serve",
+        "python -m vllm.benchmarks.serve --port 8000",
         "vim /etc/vllm",
         "docker run vllm/vllm-openai",
         "fragscope serve --target http://vllm:8000",
@@ -188,6 +193,13 @@ def test_the_default_port_is_believed_until_another_is_seen_to_hold_it(proc: Fak
     assert reason(engine_pids(proc.root, "http://10.0.0.5:8001")) is Reason.UNASSIGNED
     proc.listen(8000, 100)
     assert reason(engine_pids(proc.root, "http://10.0.0.5:8000")) is Reason.UNASSIGNED
+
+
+def test_a_benchmark_beside_the_engine_takes_nothing_from_it(proc: FakeProc) -> None:
+    proc.engine(100)
+    proc.add(400, "/usr/bin/python3", "/usr/local/bin/vllm", "bench", "serve", "--port", "8000")
+    proc.listen(8000, 400)
+    assert engine_pids(proc.root, URL) == frozenset({100, 101})
 
 
 def test_a_worker_left_behind_says_no_port(proc: FakeProc) -> None:

@@ -20,6 +20,9 @@ from fragscope.model import Gap, Part, Reason
 
 _TITLE = "VLLM::"
 _MODULE = re.compile(r"vllm(\..+)?")
+_COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
+"""Modules that take the words of the `vllm` program."""
+_BENCHMARKS = "vllm.benchmarks"
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _LOCAL_ROUTE = re.compile(r"\|-- (\S+)\s+/32 host LOCAL")
 _LISTENING = "0A"
@@ -71,15 +74,23 @@ def _process(folder: Path, pid: int) -> Process | None:
 
 
 def says_vllm(arguments: tuple[str, ...]) -> bool:
-    """Whether a command line is vLLM's own, and not one that only speaks of it."""
+    """Whether a command line is an engine of vLLM's, and not its client or one that only speaks of it."""
     if not arguments:
         return False
     if arguments[0].startswith(_TITLE):
         return True
     names = [argument.rsplit("/", 1)[-1] for argument in arguments]
     if "vllm" in names[:2] and (names[0] == "vllm" or names[0].startswith("python")):
-        return True
-    return any(a == "-m" and _MODULE.fullmatch(b) for a, b in pairwise(arguments))
+        return _serves(arguments[names.index("vllm") + 1 :])
+    for i, (option, module) in enumerate(pairwise(arguments)):
+        if option == "-m" and _MODULE.fullmatch(module):
+            return _serves(arguments[i + 2 :]) if module in _COMMANDS else not module.startswith(_BENCHMARKS)
+    return False
+
+
+def _serves(words: tuple[str, ...]) -> bool:
+    """`vllm serve`, and neither `vllm bench serve` nor another client."""
+    return words[:1] == ("serve",)
 
 
 def alone(seen: Iterable[Process], own_pid: int) -> bool:
