@@ -217,6 +217,26 @@ def test_an_apu_is_not_read_by_a_library_either(machine: Machine) -> None:
     assert library.reads == 0
 
 
+@pytest.mark.parametrize("name", ["amdsmi", "nvml"])
+def test_a_listing_that_is_denied_puts_no_library_to_sleep(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    drm = machine.sys / "class" / "drm"
+    drm.mkdir(parents=True)
+    iterdir = Path.iterdir
+
+    def denying(path: Path) -> Iterator[Path]:
+        if path == drm:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", denying)
+    gpus = machine.gpus(FakeSource(name, device(used=7 * GIB)))
+    machine.look(gpus)
+    assert [gap.reason for gap in gpus.sysfs.gaps or ()] == [Reason.DENIED]
+    assert only(gpus)[1].source == name  # type: ignore[attr-defined]
+
+
 def test_a_list_without_sysfs_is_obeyed(machine: Machine) -> None:
     add_card(machine.sys, 1, GPU)
     gpus = machine.gpus(FakeSource("amdsmi", device(used=7 * GIB)), names=("amdsmi",))

@@ -87,6 +87,11 @@ class GpuFeed(Feed):
         return self._found.gaps if self._looked_at > float("-inf") else None
 
     @property
+    def listed(self) -> bool:
+        """Whether the names of the cards could be seen."""
+        return self._found.listed
+
+    @property
     def beside_the_point(self) -> bool:
         """Whether the engine is surely on another vendor's GPU."""
         return self._found.beside_the_point

@@ -131,7 +131,9 @@ class Gpus:
         return {str(d.gpu): d.own_bytes_by_pid for d in feed.devices if d.own_bytes_by_pid is not None}
 
     def _sysfs_gaps(self) -> Sequence[Gap] | None:
-        return self.sysfs.gaps if sysfs.NAME in self.choice.figures else ()
+        """The cards that sysfs knows and cannot read; None before its first look. Of none that it cannot list."""
+        gaps = self.sysfs.gaps if sysfs.NAME in self.choice.figures else ()
+        return gaps if gaps is None or self.sysfs.listed else ()
 
     def _sysfs_yields(self) -> bool:
         """Whether NVML is to speak in its place: AMD's is only a desktop processor's GPU."""

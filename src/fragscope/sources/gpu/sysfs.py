@@ -49,11 +49,15 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """The GPUs that can be read, and why others cannot; `others` are NVIDIA's beside a single card, by address."""
+    """The GPUs that can be read, and why others cannot; `others` are NVIDIA's beside a single card, by address.
+
+    `listed` is False where not even the names of the cards can be seen.
+    """
 
     cards: tuple[Card, ...]
     gaps: tuple[Gap, ...]
     others: tuple[str, ...] = ()
+    listed: bool = True
 
     @property
     def beside_the_point(self) -> bool:
@@ -106,7 +110,7 @@ def enumerate_cards(root: Path) -> Enumeration:
     try:
         names = sorted(path.name for path in drm.iterdir() if _CARD.fullmatch(path.name))
     except OSError as error:
-        return Enumeration((), (_gap(error, f"{drm} cannot be listed"),))
+        return Enumeration((), (_gap(error, f"{drm} cannot be listed"),), listed=False)
     cards: list[Card] = []
     gaps: list[Gap] = []
     for name in names:
