@@ -293,6 +293,18 @@ def test_never_more_than_one_tool_that_cannot_be_killed(tmp_path: Path) -> None:
     end(unkillable[1])
 
 
+def test_a_lock_that_our_own_child_left_is_not_taken_for_another_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    lying: list[str] = []
+    monkeypatch.setattr(amdsmi.glob, "glob", lambda _: list(lying))
+    amdsmi.foreign_locks.cache_clear()
+    amdsmi.AmdSmi().close()
+    lying.append("/dev/shm/rocm_smi_card0")  # noqa: S108
+    assert not amdsmi.foreign_locks(), "a source made anew must not trip over it"
+    amdsmi.foreign_locks.cache_clear()
+    assert amdsmi.foreign_locks(), "what lay there before us is another's"
+    amdsmi.foreign_locks.cache_clear()
+
+
 def test_closing_kills_a_tool_that_runs_and_wakes_whoever_waits(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     source = AmdSmiCli(

@@ -8,6 +8,7 @@ Only calls with scalar arguments are made: those kept their meaning from ROCm 6.
 the process list changed size and are then silently wrong.
 """
 
+import functools
 import glob
 import importlib.metadata
 import importlib.util
@@ -102,8 +103,12 @@ def _value(value: object, what: str) -> object:
     return Gap(Part.GPU, reason, f"{what} is refused: {quoted(value.get('error'))} (code {quoted(code)})")
 
 
+@functools.cache
 def foreign_locks() -> bool:
-    """Whether a lock of an old AMD library lies in /dev/shm, before we have made one."""
+    """Whether a lock of an old AMD library lay in /dev/shm before we made one: looked at once in our life.
+
+    Our own child leaves one behind when it is killed, which a second look would take for another container's.
+    """
     return bool(glob.glob("/dev/shm/rocm_smi_card*"))  # noqa: S108, PTH207 - where the library puts it
 
 
