@@ -114,6 +114,11 @@ def open_reader() -> Callable[[], object]:
 
 
 def _raw(rocml: Any) -> object:
+    count = rocml.smi_get_device_count()
+    if count < 0:
+        raise WitnessError(
+            Reason.UNSUPPORTED, f"pyrsmi counts {count} GPUs, its error: is the amdgpu driver loaded, /sys mounted?"
+        )
     return {
         "devices": [
             {
@@ -122,7 +127,7 @@ def _raw(rocml: Any) -> object:
                 "total": _asked(rocml.smi_get_device_memory_total, number),
                 "used": _asked(rocml.smi_get_device_memory_used, number),
             }
-            for number in range(max(0, rocml.smi_get_device_count()))
+            for number in range(count)
         ]
     }
 
