@@ -83,7 +83,7 @@ def look_at_gpus(gpus: Gpus, wanted: Wanted, vendors: Registry, patience_s: floa
     found |= _side_by_side(works, _DEADLINE_S)
     _side_by_side({"ownership": gpus.ownership.step}, _DEADLINE_S)
     snapshot = gpus.take()
-    found |= {name: _attribution(name, gpus, wanted, snapshot) for name in ATTRIBUTION}
+    found |= _side_by_side({n: partial(_attribution, n, gpus, wanted, snapshot) for n in ATTRIBUTION}, _DEADLINE_S)
     return snapshot, [found.get(name, Probe(name, gaps=(_HUNG,))) for name in names]
 
 
