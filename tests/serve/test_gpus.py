@@ -319,6 +319,22 @@ def test_fdinfo_tells_the_engines_share_and_its_gpus(machine: Machine) -> None:
     assert (reading.gpu, reading.used_bytes, reading.own_bytes) == (OTHER, 180 * GIB, 150 * GIB)  # type: ignore[attr-defined]
 
 
+def test_a_partitions_fdinfo_is_its_gpus_by_the_link_of_its_descriptor(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_used=str(180 * GIB))
+    add_node(machine.sys, 1, GPU, 5000, minor=129)
+    proc = FakeProc(machine.proc)
+    worker = proc.engine(100)
+    form = "drm-driver:\tamdgpu\ndrm-client-id:\t9\ndrm-resident-vram:\t{kib} KiB\n"
+    proc.open_gpu(worker, "", 100 * GIB, form=form, node="renderD129")
+    gpus = machine.gpus()
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.own_bytes) == ("fdinfo", 100 * GIB)  # type: ignore[attr-defined]
+    proc.open_gpu(worker, "", GIB, form=form, node="renderD200")
+    machine.look(gpus, 31)
+    assert only(gpus)[1].own_bytes is None, "half a sum misleads"  # type: ignore[attr-defined]
+
+
 def test_kfd_is_believed_before_fdinfo(machine: Machine) -> None:
     add_card(machine.sys, 1, GPU, mem_info_vram_used=str(180 * GIB))
     proc = FakeProc(machine.proc, host=True)

@@ -48,9 +48,18 @@ class FakeProc:
         for pid in pids:
             (self.root / str(pid) / "net" / "fib_trie").write_text(route)
 
-    def open_gpu(self, pid: int, gpu: str, held_bytes: int, *, client: int = 1, form: str = FDINFO_NEWER) -> None:
+    def open_gpu(
+        self,
+        pid: int,
+        gpu: str,
+        held_bytes: int,
+        *,
+        client: int = 1,
+        form: str = FDINFO_NEWER,
+        node: str = "renderD128",
+    ) -> None:
         number = str(10 + len(list((self.root / str(pid) / "fd").iterdir())))
-        (self.root / str(pid) / "fd" / number).symlink_to("/dev/dri/renderD128")
+        (self.root / str(pid) / "fd" / number).symlink_to(f"/dev/dri/{node}")
         text = form.format(gpu=gpu, client=client, kib=held_bytes // 1024)
         (self.root / str(pid) / "fdinfo" / number).write_text(text)
 

@@ -11,6 +11,7 @@ from fragscope.serve.feeds import Feed, SourceStatus
 from fragscope.sources.gpu import fdinfo, kfd, nvml
 from fragscope.sources.gpu.engine_processes import engine_pids
 from fragscope.sources.gpu.holdings import Held, Owned
+from fragscope.sources.gpu.plausible import address
 from fragscope.sources.gpu.render_nodes import read_render_nodes
 
 _TOPOLOGY_S = 30.0
@@ -180,7 +181,12 @@ class OwnershipFeed(Feed):
             return self._from_nvml(pids)
         if name == kfd.NAME:
             return self._from_kfd(pids)
-        return openings if isinstance(openings, Gap) else fdinfo.read_held(openings)
+        return openings if isinstance(openings, Gap) else fdinfo.read_held(openings, self._gpu_of_render)
+
+    def _gpu_of_render(self, node: str) -> str | None:
+        """The GPU behind a render node: sysfs knows a whole GPU's, KFD's topology a partition's."""
+        device = (self._places.sysfs / "class" / "drm" / node / "device").resolve().name
+        return address(device) or self.topology.gpu_of_render().get(node)
 
     def _unfound(self, gap: Gap, now: float) -> Gap:
         for name in self._statuses:
