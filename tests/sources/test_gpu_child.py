@@ -14,7 +14,7 @@ import pytest
 
 from fragscope.model import Gap, Reason
 from fragscope.sources.gpu.child import Child
-from fragscope.sources.gpu.process import Process, end
+from fragscope.sources.gpu.process import Command, Process, Ran, end
 from tests.paths import REPOSITORY
 
 READERS = "tests.sources.gpu_readers"
@@ -66,6 +66,16 @@ def test_one_child_answers_many_questions(started: list[Child]) -> None:
     pid = child.ask()
     assert pid == child.pid != os.getpid()
     assert child.ask() == pid
+
+
+def test_a_library_in_the_working_directory_stands_in_for_no_other(
+    started: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert child_of(started, "tells_where_it_is").ask() == "/"
+    ran = Command("/bin/pwd").run(())
+    assert isinstance(ran, Ran)
+    assert ran.stdout == "/\n"
 
 
 def test_what_prints_at_will_neither_blocks_nor_reaches_us(started: list[Child], capfd: Any) -> None:

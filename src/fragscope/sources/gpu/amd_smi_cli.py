@@ -66,9 +66,10 @@ class AmdSmiCli:
 
 
 def found(program: str) -> str | None:
-    """The path of a ROCm program, on PATH or in ROCm's folder."""
+    """The absolute path of a ROCm program, on PATH or in ROCm's folder."""
     folder = Path(os.environ.get("ROCM_PATH", "/opt/rocm")) / "bin"
-    return shutil.which(program) or shutil.which(program, path=str(folder))
+    path = shutil.which(program) or shutil.which(program, path=str(folder))
+    return None if path is None else str(Path(path).absolute())
 
 
 def parse(raw: object) -> Listing:

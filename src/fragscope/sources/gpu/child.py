@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fragscope.model import Gap, Part, Reason
-from fragscope.sources.gpu.process import DEADLINE_S, End, Process, end, ending, stuck_gap
+from fragscope.sources.gpu.process import DEADLINE_S, NOWHERE, End, Process, end, ending, stuck_gap
 
 RECYCLE_S = 600.0
 """A new child every ten minutes: about 0.3 s of CPU each, against leaks and against a partition change unseen."""
@@ -119,6 +119,7 @@ class Child:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs,),
                 start_new_session=True,
+                cwd=NOWHERE,
                 bufsize=0,
             )
         except OSError as error:

@@ -20,6 +20,8 @@ DEADLINE_S = 10.0
 """Ten times the slowest answer reported (0.74 s of amd-smi on 16 GPUs), with room for a busy node."""
 MAX_OUTPUT_BYTES = 4 << 20
 """The longest real answer (everything of 16 GPUs as JSON) is under 1 MiB."""
+NOWHERE = "/"
+"""Where vendors' programs run: ROCm 6's amd-smi looks for its library in the working directory (rocm-systems#3634)."""
 _GRACE_S = 1.0
 _CHUNK = 65536
 
@@ -93,6 +95,7 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                cwd=NOWHERE,
             )
         except OSError as error:
             reason = Reason.DENIED if isinstance(error, PermissionError) else Reason.ABSENT
