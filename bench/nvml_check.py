@@ -3,8 +3,8 @@
     python -m bench.nvml_check [--device 0] [--gib 1,8,32]
 
 Allocates known amounts with torch, or without it with the CUDA driver itself, and sets NVML's figure beside the
-framework's own, total minus free. Those include what the driver reserves, NVML's second structure does not: the
-difference must lie between nothing and that reserve. Needs nvidia-ml-py; nothing is fetched. Exit status 1 if they
+framework's own, total minus free. Where those include what the driver reserves, NVML's second structure does not:
+the difference must lie between nothing and that reserve. Needs nvidia-ml-py; nothing is fetched. Exit status 1 if they
 disagree.
 """
 

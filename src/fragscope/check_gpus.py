@@ -83,7 +83,7 @@ def look_at_gpus(gpus: Gpus, wanted: Wanted, vendors: Registry, patience_s: floa
     found |= _side_by_side(works, _DEADLINE_S)
     _side_by_side({"ownership": gpus.ownership.step}, _DEADLINE_S)
     snapshot = gpus.take()
-    found |= {name: _attribution(name, gpus, wanted, snapshot) for name in ATTRIBUTION}
+    found |= _side_by_side({n: partial(_attribution, n, gpus, wanted, snapshot) for n in ATTRIBUTION}, _DEADLINE_S)
     return snapshot, [found.get(name, Probe(name, gaps=(_HUNG,))) for name in names]
 
 
@@ -187,7 +187,10 @@ def _advice_on_whose(whose: Sequence[Probe]) -> str:
     if any(probe.note and not probe.gaps for probe in whose):
         return "Nothing: whose memory it is can be seen."
     if any(gap.reason is Reason.DENIED for probe in whose if probe.source == fdinfo.NAME for gap in probe.gaps):
-        return "To see whose memory it is, run as the engine's user (runAsUser), or grant SYS_PTRACE."
+        return (
+            "To see whose memory it is, run as the engine's user (runAsUser) with no fewer capabilities than it has, "
+            "or grant SYS_PTRACE."
+        )
     if any(gap.reason is Reason.BLIND for probe in whose for gap in probe.gaps):
         return (
             "To see whose memory it is, share the PID namespace (shareProcessNamespace: true in a pod, "

@@ -1,5 +1,7 @@
 """All GPU sources together: who speaks, who checks, whose memory it is. Fakes for sources, a fake clock for time."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +21,15 @@ from fragscope.serve.ownership import Tenant
 from fragscope.serve.poller import Poller
 from fragscope.settings import load
 from fragscope.sources.gpu.assignment import Claimed, Named
+from fragscope.sources.gpu.child import Child
 from fragscope.sources.gpu.crosscheck import Difference
 from fragscope.sources.gpu.device import Device, Listing, Partition
+from fragscope.sources.gpu.nvml import Nvml
+from fragscope.sources.gpu.process import Process, end
+from tests.paths import REPOSITORY
 from tests.serve.test_daemon import FakeClock, FakeVisitor, eventually, good, watch_of
 from tests.sources.fake_proc import FakeProc, add_node, compute
-from tests.sources.test_sysfs import TOTAL, USED, add_card
+from tests.sources.test_sysfs import TOTAL, USED, add_card, add_pci
 
 GIB = 2**30
 MIB = 2**20
@@ -40,6 +46,7 @@ class FakeSource:
         self.listings = list(listings)
         self.missing = missing
         self.reads = 0
+        self.rests = 0
         self.closed = 0
 
     def __call__(self) -> "FakeSource":
@@ -51,6 +58,9 @@ class FakeSource:
     def read(self) -> Listing:
         self.reads += 1
         return self.listings[min(self.reads, len(self.listings)) - 1] if self.listings else Listing(gaps=(BLIND,))
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def close(self) -> None:
         self.closed += 1
@@ -70,9 +80,10 @@ class Machine:
         self.sys, self.proc, self.stop = folder / "sys", folder / "proc", stop
         self.sys.mkdir()
         self.clock = FakeClock()
+        self.url = "http://127.0.0.1:8000"
 
     def gpus(self, *sources: FakeSource, names: tuple[str, ...] = (), **given: object) -> Gpus:
-        tenants = (Tenant("vllm", "http://127.0.0.1:8000", **given),)  # type: ignore[arg-type]
+        tenants = (Tenant("vllm", self.url, **given),)  # type: ignore[arg-type]
         wanted = Wanted(names, self.sys, self.proc, tolerance_bytes=21 * MIB, tenants=tenants)
         absent = Gap(Part.GPU, Reason.ABSENT, "not installed")
         vendors = {name: FakeSource(name, missing=absent) for name in ("amdsmi", "nvml")}
@@ -170,12 +181,60 @@ def test_where_nothing_sees_a_gpu_the_first_source_says_why(machine: Machine) ->
     assert [(status.source, status.up) for status in gpus.statuses] == [("sysfs", False), ("nvml", False)]
 
 
+NVIDIA = "0000:01:00.0"
+
+
+def test_beside_a_desktop_processors_gpu_nvml_speaks_and_the_other_library_sleeps(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_total=str(512 * MIB))
+    for address in (GPU, NVIDIA):
+        add_pci(machine.sys, address, "0x10de" if address == NVIDIA else "0x1002", "0x030000")
+    amdsmi = FakeSource("amdsmi", device(total=512 * MIB))
+    gpus = machine.gpus(amdsmi, FakeSource("nvml", device(NVIDIA, used=70 * GIB)))
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.gpu, reading.source) == ("only_card", NVIDIA, "nvml")  # type: ignore[attr-defined]
+    assert amdsmi.reads == 0
+
+
+@pytest.mark.parametrize("size", [512 * MIB, TOTAL])
+def test_an_amd_card_beside_nvidias_is_never_the_only_one(machine: Machine, size: int) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_total=str(size))
+    add_pci(machine.sys, NVIDIA, "0x10de", "0x030000")
+    gpus = machine.gpus()
+    machine.look(gpus)
+    rule, gap = only(gpus)
+    assert rule == "none"
+    assert isinstance(gap, Gap)
+    assert gap.reason is Reason.UNASSIGNED
+    assert only(gpus, Claimed((GPU,)))[0] == "configured"
+
+
 def test_an_apu_is_not_read_by_a_library_either(machine: Machine) -> None:
     add_card(machine.sys, 1, GPU, device="0x74a0")
     library = FakeSource("amdsmi", device())
     gpus = machine.gpus(library)
     machine.look(gpus)
     assert library.reads == 0
+
+
+@pytest.mark.parametrize("name", ["amdsmi", "nvml"])
+def test_a_listing_that_is_denied_puts_no_library_to_sleep(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    drm = machine.sys / "class" / "drm"
+    drm.mkdir(parents=True)
+    iterdir = Path.iterdir
+
+    def denying(path: Path) -> Iterator[Path]:
+        if path == drm:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", denying)
+    gpus = machine.gpus(FakeSource(name, device(used=7 * GIB)))
+    machine.look(gpus)
+    assert [gap.reason for gap in gpus.sysfs.gaps or ()] == [Reason.DENIED]
+    assert only(gpus)[1].source == name  # type: ignore[attr-defined]
 
 
 def test_a_list_without_sysfs_is_obeyed(machine: Machine) -> None:
@@ -196,7 +255,32 @@ def test_a_source_that_sees_nothing_is_let_go_and_asked_ever_more_rarely(machine
     delays = [gpus.slow["amdsmi"].step() for _ in range(9)]
     assert delays[:3] == [20.0, 40.0, 80.0]
     assert delays[-1] == 600.0
-    assert library.closed == closed + 9
+    assert library.rests == 9
+    assert library.closed == closed
+
+
+def test_never_more_than_one_stuck_child_however_often_a_source_is_asked(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY / 'src'}:{REPOSITORY}")
+    stuck: list[Process] = []
+
+    def cannot_end(process: Process) -> int | None:
+        os.kill(process.pid, signal.SIGSTOP)  # else it leaves by itself when its stdin is closed
+        stuck.append(process)
+        return None
+
+    def make() -> Nvml:
+        return Nvml(Child("nvml", "tests.sources.gpu_readers:sleeps", deadline_s=0.3, rest_s=0.0, end=cannot_end))
+
+    (machine.sys / "class" / "drm").mkdir(parents=True)
+    gpus = Gpus(Wanted(("nvml",), machine.sys, machine.proc), machine.clock, machine.stop, {"nvml": make})
+    for _ in range(3):
+        gpus.slow["nvml"].step()
+    assert len({process.pid for process in stuck}) == 1
+    assert "cannot be killed" in gpus.slow["nvml"].gaps[0].detail
+    for process in stuck:
+        end(process)
 
 
 def test_a_source_that_hangs_delays_no_tick(tmp_path: Path, stop: threading.Event) -> None:
@@ -233,6 +317,22 @@ def test_fdinfo_tells_the_engines_share_and_its_gpus(machine: Machine) -> None:
     rule, reading = only(gpus)
     assert rule == "fdinfo"
     assert (reading.gpu, reading.used_bytes, reading.own_bytes) == (OTHER, 180 * GIB, 150 * GIB)  # type: ignore[attr-defined]
+
+
+def test_a_partitions_fdinfo_is_its_gpus_by_the_link_of_its_descriptor(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_used=str(180 * GIB))
+    add_node(machine.sys, 1, GPU, 5000, minor=129)
+    proc = FakeProc(machine.proc)
+    worker = proc.engine(100)
+    form = "drm-driver:\tamdgpu\ndrm-client-id:\t9\ndrm-resident-vram:\t{kib} KiB\n"
+    proc.open_gpu(worker, "", 100 * GIB, form=form, node="renderD129")
+    gpus = machine.gpus()
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.own_bytes) == ("fdinfo", 100 * GIB)  # type: ignore[attr-defined]
+    proc.open_gpu(worker, "", GIB, form=form, node="renderD200")
+    machine.look(gpus, 31)
+    assert only(gpus)[1].own_bytes is None, "half a sum misleads"  # type: ignore[attr-defined]
 
 
 def test_kfd_is_believed_before_fdinfo(machine: Machine) -> None:
@@ -274,6 +374,27 @@ def test_a_dead_engines_gpus_are_still_its_own_but_not_its_memory(machine: Machi
     machine.look(gpus)
     rule, reading = only(gpus)
     assert (rule, reading.gpu, reading.own_bytes) == ("fdinfo", GPU, None)  # type: ignore[attr-defined]
+
+
+def test_a_dead_engine_never_takes_its_neighbours_gpu(machine: Machine) -> None:
+    for number, gpu in ((1, GPU), (2, OTHER)):
+        add_card(machine.sys, number, gpu, mem_info_vram_used=str(180 * GIB))
+        add_node(machine.sys, number, gpu, 4000 + number)
+    proc = FakeProc(machine.proc, host=True)
+    ours, theirs = proc.engine(200, port=8000), proc.engine(300, port=8001)
+    proc.live_at("10.0.0.5", 200, 300)
+    compute(machine.sys, ours, vram_4001=140 * GIB)
+    compute(machine.sys, theirs, vram_4002=150 * GIB)
+    machine.url = "http://10.0.0.5:8000"
+    gpus = machine.gpus()
+    machine.look(gpus)
+    assert only(gpus)[1].own_bytes == 140 * GIB  # type: ignore[attr-defined]
+    for pid in (200, ours):
+        (machine.proc / str(pid)).rename(machine.proc / f"gone-{pid}")
+    (machine.sys / "class/kfd/kfd/proc" / str(ours)).rename(machine.sys / "class/kfd/kfd/proc/gone")
+    machine.look(gpus)
+    rule, reading = only(gpus)
+    assert (rule, reading.gpu, reading.own_bytes) == ("kfd", GPU, None)  # type: ignore[attr-defined]
 
 
 def test_a_restarted_engine_on_another_gpu_is_followed(machine: Machine) -> None:
@@ -405,6 +526,36 @@ def test_parts_are_told_by_kfd_or_else_by_a_library(machine: Machine) -> None:
         add_node(machine.sys, number + 1, GPU, 5000 + number, partition=number, total=TOTAL // 2)
     machine.look(gpus, 31)
     assert [p.total_bytes for p in gpus.take().partitions[GPU]] == [TOTAL // 2] * 2
+
+
+def test_parts_and_render_nodes_are_told_without_the_hosts_process_ids(machine: Machine, tmp_path: Path) -> None:
+    for number, gpu in ((1, GPU), (2, OTHER)):
+        add_card(machine.sys, number, gpu)
+    FakeProc(machine.proc).engine(100)
+    for number in range(2):
+        add_node(machine.sys, number, GPU, 5000 + number, partition=number, total=TOTAL // 2, minor=140 + number)
+    (tmp_path / "nodes").write_text("renderD141")
+    gpus = machine.gpus(render_nodes_file=tmp_path / "nodes")
+    assert "kfd" not in gpus.choice.attribution
+    machine.look(gpus)
+    assert len(gpus.take().partitions[GPU]) == 2
+    assert only(gpus)[0] == "render_nodes"
+    listed = machine.gpus(names=("sysfs",))
+    machine.look(listed)
+    assert listed.take().partitions == {}, "a list is obeyed"
+
+
+def test_kfd_that_appears_after_the_start_is_asked(machine: Machine) -> None:
+    add_card(machine.sys, 1, GPU, mem_info_vram_used=str(180 * GIB))
+    worker = FakeProc(machine.proc, host=True).engine(100)
+    gpus = machine.gpus()
+    machine.look(gpus)
+    assert only(gpus)[1].own_bytes is None  # type: ignore[attr-defined]
+    add_node(machine.sys, 1, GPU, 4001)
+    compute(machine.sys, worker, vram_4001=150 * GIB)
+    machine.look(gpus, 31)
+    assert only(gpus)[1].own_bytes == 150 * GIB  # type: ignore[attr-defined]
+    assert "kfd" in [status.source for status in gpus.statuses]
 
 
 def test_while_there_is_no_engine_not_every_look_is_a_scan(machine: Machine) -> None:

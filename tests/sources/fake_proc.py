@@ -38,9 +38,28 @@ class FakeProc:
         for pid in pids:
             (self.root / str(pid) / "net" / "tcp").write_text(TCP_HEAD + LISTENER.format(port=port, inode=inode))
 
-    def open_gpu(self, pid: int, gpu: str, held_bytes: int, *, client: int = 1, form: str = FDINFO_NEWER) -> None:
+    def hold(self, pid: int, inode: int) -> None:
+        """A socket that the process has open."""
+        (self.root / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
+
+    def live_at(self, address: str, *pids: int) -> None:
+        """The address is local in the network of these processes."""
+        route = f"Local:\n  +-- 10.0.0.0/8 2 0 2\n     |-- {address}\n        /32 host LOCAL\n"
+        for pid in pids:
+            (self.root / str(pid) / "net" / "fib_trie").write_text(route)
+
+    def open_gpu(
+        self,
+        pid: int,
+        gpu: str,
+        held_bytes: int,
+        *,
+        client: int = 1,
+        form: str = FDINFO_NEWER,
+        node: str = "renderD128",
+    ) -> None:
         number = str(10 + len(list((self.root / str(pid) / "fd").iterdir())))
-        (self.root / str(pid) / "fd" / number).symlink_to("/dev/dri/renderD128")
+        (self.root / str(pid) / "fd" / number).symlink_to(f"/dev/dri/{node}")
         text = form.format(gpu=gpu, client=client, kib=held_bytes // 1024)
         (self.root / str(pid) / "fdinfo" / number).write_text(text)
 

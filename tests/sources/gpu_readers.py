@@ -23,6 +23,10 @@ def tells_its_pid() -> Read:
     return os.getpid
 
 
+def tells_where_it_is() -> Read:
+    return os.getcwd
+
+
 def refuses() -> Read:
     raise WitnessError(Reason.DENIED, "the device is closed to us")
 

@@ -1,7 +1,9 @@
 """What AMD's command-line tools print, version by version; tests/data/amd/README.md says where each file is from."""
 
+import glob
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from fragscope.model import Gap, Reason
 from fragscope.sources.gpu import amd_smi_cli, amdsmi, pyrsmi, rocm_smi_cli
 from fragscope.sources.gpu.amd_smi_cli import AmdSmiCli
-from fragscope.sources.gpu.device import Listing
+from fragscope.sources.gpu.device import Listing, WitnessError
 from fragscope.sources.gpu.process import Command, Process, Ran, end
 from fragscope.sources.gpu.rocm_smi_cli import RocmSmiCli
 from tests.paths import DATA
@@ -177,8 +179,8 @@ def test_what_the_library_answered_without_a_render_node_has_no_address() -> Non
     old, new = answers["24.5.2 (ROCm 6.1.2)"], answers["27.1.0 (ROCm 10.1)"]
     for answer, expected in ((old, [None, None]), (new, ["0000:05:00.0", "0000:15:00.0"])):
         devices = [
-            {"bdf": bdf, "uuid": uuid, "hip_uuid": "GPU-a1b2c3d4e5f60700", "total": TOTAL, "used": 283 * MIB}
-            for bdf, uuid in zip(answer["bdf"], answer["uuid"], strict=True)
+            {"bdf": bdf, "uuid": uuid, "hip_uuid": "GPU-a1b2c3d4e5f60700", "total": TOTAL, "used": used * MIB}
+            for bdf, uuid, used in zip(answer["bdf"], answer["uuid"], (283, 284), strict=True)
         ]
         listing = amdsmi.parse({"devices": devices})
         assert [device.gpu for device in listing.devices] == expected
@@ -290,6 +292,61 @@ def test_never_more_than_one_tool_that_cannot_be_killed(tmp_path: Path) -> None:
     command.run(())
     assert len(unkillable) == 2, "once the first is gone, another may be tried"
     end(unkillable[1])
+
+
+def test_a_lock_that_our_own_child_left_is_not_taken_for_another_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    lying: list[str] = []
+    monkeypatch.setattr(glob, "glob", lambda _: list(lying))
+    amdsmi.foreign_locks.cache_clear()
+    amdsmi.AmdSmi().close()
+    lying.append("/dev/shm/rocm_smi_card0")  # noqa: S108
+    assert not amdsmi.foreign_locks(), "a source made anew must not trip over it"
+    amdsmi.foreign_locks.cache_clear()
+    assert amdsmi.foreign_locks(), "what lay there before us is another's"
+    amdsmi.foreign_locks.cache_clear()
+
+
+def test_a_package_without_its_library_says_so_at_the_first_call() -> None:
+    class Package:
+        def amdsmi_get_lib_version(self) -> dict[str, int]:
+            raise OSError("libamd_smi.so.27: cannot open shared object file")
+
+    with pytest.raises(WitnessError, match=r"finds no libamd_smi\.so") as raised:
+        amdsmi._library_family(Package())
+    assert raised.value.reason is Reason.ABSENT
+
+
+def test_a_count_of_minus_one_is_pyrsmis_error_and_not_no_gpu() -> None:
+    class Package:
+        def smi_get_device_count(self) -> int:
+            return -1
+
+    with pytest.raises(WitnessError, match="-1"):
+        pyrsmi._raw(Package())
+
+
+def test_one_gpu_repeated_without_addresses_is_never_eight_of_them() -> None:
+    listing = rocm_smi_cli.parse(text_of("rocm-smi-6.1.2-cpx-nps4.json"))
+    assert listing.devices == ()
+    assert reasons(listing) == [Reason.BLIND]
+    assert "8 entries" in listing.gaps[0].detail
+
+
+def test_closing_kills_a_tool_that_runs_and_wakes_whoever_waits(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    source = AmdSmiCli(
+        program(tmp_path, f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 3600"), deadline_s=60
+    )
+    listings: list[Listing] = []
+    reader = threading.Thread(target=lambda: listings.append(source.read()))
+    reader.start()
+    while not note.exists():
+        time.sleep(0.01)
+    source.close()
+    reader.join(5)
+    assert "closed" in listings[0].gaps[0].detail
+    assert not Path(f"/proc/{note.read_text().strip()}").exists()
+    assert "closed" in source.read().gaps[0].detail
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:

@@ -59,9 +59,34 @@ def test_opened_gpus_count_only_where_that_leaves_no_choice() -> None:
     assert gpus(assign(CARDS, Claimed(), holding(opened=(FIRST,))).cards) == [FIRST]
 
 
+def test_where_compute_memory_is_left_out_a_little_of_it_excludes_no_gpu() -> None:
+    def undercounted(**held_mib: int) -> Owned:
+        sizes = {gpu: held_mib.get(name, 0) << 20 for gpu, name in ((FIRST, "first"), (SECOND, "second"))}
+        held = Held("fdinfo", sizes, frozenset(sizes), complete=False)
+        return Owned(0.0, held, held)
+
+    both = undercounted(first=300, second=60)
+    assert assign(CARDS, Claimed(), both).rule == "none", "a group of two, or one GPU and another only opened"
+    assert gpus(assign(CARDS, Claimed(expected=2), both).cards) == [FIRST, SECOND]
+    assert gpus(assign(CARDS, Claimed(expected=1), both).cards) == [FIRST]
+    assert gpus(assign(CARDS, Claimed(), undercounted(second=60)).cards) == [SECOND]
+    assert gpus(assign(CARDS, Claimed(), undercounted(first=300, second=400)).cards) == [FIRST, SECOND]
+
+
 def test_the_file_names_render_nodes() -> None:
     assigned = assign(CARDS, Claimed(), listed("renderD129", "renderD130"))
     assert (gpus(assigned.cards), assigned.rule) == ([SECOND, THIRD], "render_nodes")
+
+
+def test_a_container_that_sees_more_gpus_than_its_engine_spans_says_nothing() -> None:
+    two, all_three = listed("renderD128", "renderD129"), listed("renderD128", "renderD129", "renderD130")
+    for claimed, owned in ((Claimed(expected=1), two), (Claimed(expected=2), all_three), (Claimed(), all_three)):
+        assigned = assign(CARDS, claimed, owned)
+        assert assigned.cards == ()
+        assert assigned.gap is not None
+        assert assigned.gap.reason is Reason.UNASSIGNED
+    assert len(assign(CARDS, Claimed(expected=3), all_three).cards) == 3
+    assert len(assign(CARDS[:1], Claimed(), listed("renderD128")).cards) == 1
 
 
 def test_a_render_node_of_a_part_leads_to_its_gpu_or_nowhere() -> None:

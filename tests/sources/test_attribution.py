@@ -78,6 +78,7 @@ def openings_held(proc: FakeProc, pids: set[int]) -> Held | Gap:
         "vllm serve m",
         "/usr/bin/python3 /opt/venv/bin/vllm serve m --port 8000",
         "python -m vllm.entrypoints.openai.api_server --model m",
+        "python -m vllm.entrypoints.cli.main serve m",
         "VLLM::EngineCore",
         "VLLM::Worker_TP3",
     ],
@@ -90,6 +91,10 @@ def test_a_process_says_that_it_is_vllm(line: str) -> None:
     "line",
     [
         "grep vllm",
+        "/usr/bin/python3 /usr/local/bin/vllm bench serve --port 8000",
+        "vllm chat --url http://127.0.0.1:8000/v1",
+        "python -m vllm.entrypoints.cli.main bench serve",
+        "python -m vllm.benchmarks.serve --port 8000",
         "vim /etc/vllm",
         "docker run vllm/vllm-openai",
         "fragscope serve --target http://vllm:8000",
@@ -150,11 +155,57 @@ def test_an_engine_in_another_network_does_not_answer_on_our_loopback(proc: Fake
 def test_an_engine_is_found_by_its_pods_address(proc: FakeProc) -> None:
     for pid, address in ((100, "10.1.2.3"), (200, "10.1.2.4")):
         proc.engine(pid)
-        route = f"Local:\n  +-- 10.0.0.0/8 2 0 2\n     |-- {address}\n        /32 host LOCAL\n"
-        (proc.root / str(pid) / "net" / "fib_trie").write_text(route)
+        proc.live_at(address, pid)
     assert engine_pids(proc.root, "http://10.1.2.4:8000") == frozenset({200, 201})
     assert reason(engine_pids(proc.root, "http://10.1.2.5:8000")) is Reason.UNASSIGNED
     assert reason(engine_pids(proc.root, "http://llama.prod.svc:8000")) is Reason.UNASSIGNED
+
+
+def test_a_neighbour_on_the_same_address_is_not_taken_for_a_dead_engine(proc: FakeProc) -> None:
+    proc.engine(200, port=8001)
+    proc.live_at("10.0.0.5", 200)
+    assert reason(engine_pids(proc.root, "http://10.0.0.5:8000")) is Reason.UNASSIGNED
+    assert engine_pids(proc.root, "http://10.0.0.5:8001") == frozenset({200, 201})
+
+
+def test_a_neighbour_on_the_loopback_is_not_taken_for_whoever_listens_there(proc: FakeProc) -> None:
+    proc.add(50, "python3", "serve_llm.py")
+    proc.engine(200, port=8001)
+    proc.listen(8000, 50, 200, SELF)
+    proc.hold(50, 777)
+    assert reason(engine_pids(proc.root, URL)) is Reason.UNASSIGNED
+
+
+def test_holding_the_listening_socket_counts_more_than_what_is_said(proc: FakeProc) -> None:
+    proc.add(100, "vllm", "serve", "m", "--config", "server.yaml")
+    proc.add(101, "VLLM::ApiServer_0", parent=100)
+    proc.engine(200, port=8001)
+    proc.listen(8000, 100, 200, SELF)
+    assert reason(engine_pids(proc.root, URL)) is Reason.UNASSIGNED, "a file of settings may say any port"
+    proc.hold(101, 777)
+    assert engine_pids(proc.root, URL) == frozenset({100, 101})
+
+
+def test_the_default_port_is_believed_until_another_is_seen_to_hold_it(proc: FakeProc) -> None:
+    proc.add(100, "vllm", "serve", "m")
+    proc.live_at("10.0.0.5", 100)
+    assert engine_pids(proc.root, "http://10.0.0.5:8000") == frozenset({100})
+    assert reason(engine_pids(proc.root, "http://10.0.0.5:8001")) is Reason.UNASSIGNED
+    proc.listen(8000, 100)
+    assert reason(engine_pids(proc.root, "http://10.0.0.5:8000")) is Reason.UNASSIGNED
+
+
+def test_a_benchmark_beside_the_engine_takes_nothing_from_it(proc: FakeProc) -> None:
+    proc.engine(100)
+    proc.add(400, "/usr/bin/python3", "/usr/local/bin/vllm", "bench", "serve", "--port", "8000")
+    proc.listen(8000, 400)
+    assert engine_pids(proc.root, URL) == frozenset({100, 101})
+
+
+def test_a_worker_left_behind_says_no_port(proc: FakeProc) -> None:
+    proc.add(101, "VLLM::EngineCore")
+    proc.live_at("10.0.0.5", 101)
+    assert reason(engine_pids(proc.root, "http://10.0.0.5:8000")) is Reason.UNASSIGNED
 
 
 def test_seeing_only_ourselves_is_blindness(proc: FakeProc) -> None:
@@ -326,7 +377,10 @@ def test_a_process_of_another_user_makes_it_denied(proc: FakeProc, monkeypatch: 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", denying)
-    assert reason(openings_held(proc, {100, worker})) is Reason.DENIED
+    found = openings_held(proc, {100, worker})
+    assert reason(found) is Reason.DENIED
+    assert isinstance(found, Gap)
+    assert "no fewer capabilities" in found.detail, "the same user is not enough beside a privileged engine"
 
 
 def test_a_process_that_has_ended_holds_nothing(proc: FakeProc) -> None:

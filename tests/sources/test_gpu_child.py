@@ -1,6 +1,7 @@
 """A vendor's library in a child: every way to fail is a state with a reason, and nothing is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from fragscope.model import Gap, Reason
 from fragscope.sources.gpu.child import Child
-from fragscope.sources.gpu.process import Process, end
+from fragscope.sources.gpu.process import Command, Process, Ran, end
 from tests.paths import REPOSITORY
 
 READERS = "tests.sources.gpu_readers"
@@ -65,6 +66,16 @@ def test_one_child_answers_many_questions(started: list[Child]) -> None:
     pid = child.ask()
     assert pid == child.pid != os.getpid()
     assert child.ask() == pid
+
+
+def test_a_library_in_the_working_directory_stands_in_for_no_other(
+    started: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert child_of(started, "tells_where_it_is").ask() == "/"
+    ran = Command("/bin/pwd").run(())
+    assert isinstance(ran, Ran)
+    assert ran.stdout == "/\n"
 
 
 def test_what_prints_at_will_neither_blocks_nor_reaches_us(started: list[Child], capfd: Any) -> None:
@@ -155,6 +166,7 @@ def test_never_more_than_one_child_that_cannot_be_killed(started: list[Child]) -
     unkillable: list[Process] = []
 
     def cannot_end(process: Process) -> int | None:
+        os.kill(process.pid, signal.SIGSTOP)  # else it leaves by itself when its stdin is closed
         unkillable.append(process)
         return None
 
@@ -168,6 +180,32 @@ def test_never_more_than_one_child_that_cannot_be_killed(started: list[Child]) -
     gap_of(child)
     assert len(unkillable) == 2, "once the first is gone, another may be tried"
     end(unkillable[1])
+
+
+def test_a_child_too_old_that_cannot_be_killed_gets_no_other_beside_it(started: list[Child]) -> None:
+    now = [0.0]
+    unkillable: list[Process] = []
+
+    def cannot_end(process: Process) -> int | None:
+        os.kill(process.pid, signal.SIGSTOP)
+        unkillable.append(process)
+        return None
+
+    child = child_of(started, "tells_its_pid", recycle_s=600.0, clock=lambda: now[0], end=cannot_end)
+    first = child.ask()
+    now[0] = 601.0
+    assert f"pid {first}" in gap_of(child).detail
+    assert child.pid is None
+    for process in unkillable:
+        end(process)
+
+
+def test_a_child_that_rests_is_started_again_by_the_next_question(started: list[Child]) -> None:
+    child = child_of(started, "tells_its_pid")
+    first = child.ask()
+    child.rest()
+    assert soon_gone(int(str(first)))
+    assert child.ask() not in (first, None)
 
 
 def test_closing_wakes_whoever_waits(started: list[Child]) -> None:

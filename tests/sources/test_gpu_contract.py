@@ -234,6 +234,18 @@ def test_an_idle_nvidia_gpu_may_have_nothing_in_use() -> None:
     assert [device.used_bytes for device in by_nvml([Entry("0000:05:00.0", TOTAL, 0)]).devices] == [0]
 
 
+def test_what_nvidias_driver_reserves_is_no_headroom() -> None:
+    full = {"bus": "00000000:65:00.0", "total": 143771 * MIB, "used": 143155 * MIB, "reserved": 615 * MIB}
+    (device,) = parse_of(Nvml)({"devices": [full]}).devices
+    assert device.total_bytes - device.used_bytes == 1 * MIB
+
+
+@pytest.mark.parametrize("reserved", [-1, 143772 * MIB, "615", True, None])
+def test_a_reserve_that_is_none_leaves_no_total(reserved: object) -> None:
+    odd = {"bus": "00000000:65:00.0", "total": 143771 * MIB, "used": 5 * MIB, "reserved": reserved}
+    assert parse_of(Nvml)({"devices": [odd]}).devices == ()
+
+
 @pytest.mark.parametrize("tell", LISTS, indirect=True)
 def test_no_gpu_at_all_is_blindness(tell: Tell) -> None:
     assert [gap.reason for gap in tell([]).gaps] == [Reason.BLIND]

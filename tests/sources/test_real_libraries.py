@@ -250,7 +250,7 @@ def test_nvml_leaves_out_what_the_driver_reserves(read_nvml: Read) -> None:
     listing = read_nvml()
     assert listing.gaps == ()
     (device,) = listing.devices
-    assert (device.gpu, device.total_bytes, device.used_bytes) == ("0000:0a:00.0", 150754820096, 5 << 30)
+    assert (device.gpu, device.total_bytes, device.used_bytes) == ("0000:0a:00.0", 150754820096 - (600 << 20), 5 << 30)
     assert (device.name, device.unique_id) == ("NVIDIA H200", "GPU-11111111-2222-3333-4444-555555555555")
     assert device.own_bytes_by_pid == {4242: 4 << 30}
 

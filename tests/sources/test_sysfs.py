@@ -34,6 +34,14 @@ def add_card(root: Path, number: int, gpu: str, **files: str) -> Path:
     return device
 
 
+def add_pci(root: Path, address: str, vendor: str, kind: str) -> None:
+    """A device of another driver, as the PCI bus lists it."""
+    device = root / "bus" / "pci" / "devices" / address
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     add_card(tmp_path, 1, "0000:c1:00.0")
@@ -64,11 +72,48 @@ def test_other_vendors_and_partitions_are_not_ours(root: Path) -> None:
     assert enumerate_cards(root).gaps == ()
 
 
+def test_gpus_of_nvidia_are_told_from_its_other_devices_and_from_a_management_display(root: Path) -> None:
+    add_pci(root, "0000:01:00.0", "0x10de", "0x030200")
+    add_pci(root, "0000:01:00.1", "0x10de", "0x040300")
+    add_pci(root, "0000:03:00.0", "0x1a03", "0x030000")
+    assert enumerate_cards(root).others == ("0000:01:00.0",)
+
+
+@pytest.mark.parametrize(("size", "beside"), [(str(512 << 20), True), (str(TOTAL), False)])
+def test_a_desktop_processors_gpu_beside_nvidias_is_beside_the_point(tmp_path: Path, size: str, beside: bool) -> None:
+    add_card(tmp_path, 1, "0000:0e:00.0", mem_info_vram_total=size)
+    assert not enumerate_cards(tmp_path).beside_the_point
+    add_pci(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
+    assert enumerate_cards(tmp_path).beside_the_point == beside
+
+
 def test_zero_bytes_in_use_is_blindness(root: Path) -> None:
     Path(only(root).used_file).write_text("0\n")
     gap = read_used_bytes(only(root))
     assert isinstance(gap, Gap)
     assert gap.reason is Reason.BLIND
+
+
+def test_a_total_of_zero_is_blindness_and_no_card(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0", mem_info_vram_total="0", mem_info_vram_used="0")
+    found = enumerate_cards(root)
+    assert [card.gpu for card in found.cards] == ["0000:c1:00.0"]
+    assert [gap.reason for gap in found.gaps] == [Reason.BLIND]
+
+
+@pytest.mark.parametrize("failing", ["missing", "a folder", "not a number"])
+def test_an_amd_card_without_a_readable_total_is_a_gap_and_the_other_is_not_the_only_one(
+    root: Path, failing: str
+) -> None:
+    total = add_card(root, 2, "0000:c6:00.0", mem_info_vram_total="N/A") / "mem_info_vram_total"
+    if failing != "not a number":
+        total.unlink()
+    if failing == "a folder":
+        total.mkdir()  # any error that is neither ENOENT nor a denial
+    found = enumerate_cards(root)
+    assert len(found.gaps) == 1
+    assigned = assign(found.cards, Claimed(), unreadable=len(found.gaps))
+    assert (assigned.cards, assigned.rule) == ((), "none")
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "-1", "1e9", "12 MB", "\x00"])
@@ -145,12 +190,20 @@ def test_a_card_beside_one_that_cannot_be_read_is_not_the_only_one(root: Path) -
     assert assigned.gap.reason is Reason.UNASSIGNED
 
 
-@pytest.mark.parametrize("name", ["0000:c6:00.0", "C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"])
+@pytest.mark.parametrize(
+    "name", ["0000:c6:00.0", "C6:00.0", "00000000:C6:00.0", f"{2:016x}", f"0x{2:016X}", f"GPU-{2:016x}"]
+)
 def test_cards_are_configured_by_address_or_unique_id(root: Path, name: str) -> None:
     add_card(root, 2, "0000:c6:00.0")
     assigned = assign(enumerate_cards(root).cards, Claimed((name,)))
     assert [card.gpu for card in assigned.cards] == ["0000:c6:00.0"]
     assert assigned.rule == "configured"
+
+
+def test_a_gpu_configured_in_two_forms_counts_once(root: Path) -> None:
+    add_card(root, 2, "0000:c6:00.0")
+    twice = Claimed(("C6:00.0", "00000000:C6:00.0", f"0x{2:016X}"))
+    assert [card.gpu for card in assign(enumerate_cards(root).cards, twice).cards] == ["0000:c6:00.0"]
 
 
 def test_a_configured_card_that_is_not_there_is_missing_evidence(root: Path) -> None:

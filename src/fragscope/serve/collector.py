@@ -352,7 +352,7 @@ CATALOGUE: tuple[Family, ...] = (
     Family(
         "fragscope_gpu_vram_size_bytes",
         "gauge",
-        "VRAM of the GPU; absent when it cannot be read.",
+        "VRAM of the GPU, on NVIDIA without the driver's reserve; absent when it cannot be read.",
         ("gpu",),
         _per_gpu("total_bytes"),
     ),

@@ -23,6 +23,7 @@ _LOOK_S = 1.0
 class GpuSnapshot:
     """What is known of the GPUs at a tick; `gaps` are cards that cannot even be enumerated, or the source's own.
 
+    `others` are GPUs of another vendor, of which the speaking source knows no more than that they are there.
     `owned` is by target, `renders` are GPUs by render node beyond the cards' own.
     """
 
@@ -30,6 +31,7 @@ class GpuSnapshot:
     readings: Mapping[str, GpuReading] = field(default_factory=dict)
     failed: Mapping[str, Gap] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    others: tuple[str, ...] = ()
     owned: Mapping[str, Owned] = field(default_factory=dict)
     renders: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, tuple[Partition, ...]] = field(default_factory=dict)
@@ -84,6 +86,16 @@ class GpuFeed(Feed):
         """What the last look could not enumerate; None before the first."""
         return self._found.gaps if self._looked_at > float("-inf") else None
 
+    @property
+    def listed(self) -> bool:
+        """Whether the names of the cards could be seen."""
+        return self._found.listed
+
+    @property
+    def beside_the_point(self) -> bool:
+        """Whether the engine is surely on another vendor's GPU."""
+        return self._found.beside_the_point
+
     def step(self) -> float:
         """One look around if a second has passed since the last, else one glance at every card."""
         now = self._clock.now()
@@ -132,7 +144,7 @@ class GpuFeed(Feed):
             readings = {gpu: _reading(gpu, watched) for gpu, watched in self._watched.items()}
             for watched in self._watched.values():
                 watched.peak_bytes = watched.used_bytes
-            return GpuSnapshot(self._found.cards, readings, dict(self._failed), self._found.gaps)
+            return GpuSnapshot(self._found.cards, readings, dict(self._failed), self._found.gaps, self._found.others)
 
     def _enumerate(self, now: float) -> None:
         found = sysfs.enumerate_cards(self._root)

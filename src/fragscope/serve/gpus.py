@@ -1,7 +1,7 @@
 """All sources of GPU figures as the tick sees them: one speaks, the others check it or say whose memory it is."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -10,11 +10,11 @@ from fragscope.model import Evidence, Gap, GpuReading, Part, Reason
 from fragscope.serve.clock import Clock
 from fragscope.serve.feeds import SourceStatus
 from fragscope.serve.gpu_feed import GpuFeed, GpuSnapshot
-from fragscope.serve.ownership import OwnershipFeed, Places, Tenant
+from fragscope.serve.ownership import Asking, OwnershipFeed, Places, Tenant
 from fragscope.serve.witness import Reference, WitnessFeed
 from fragscope.sources.gpu import fdinfo, kfd, nvml, sysfs
 from fragscope.sources.gpu.assignment import Assigned, Claimed, Identity, Named, assign
-from fragscope.sources.gpu.choice import VENDORS, Registry, Role, choose, role, speaker
+from fragscope.sources.gpu.choice import ATTRIBUTION, VENDORS, Registry, Role, choose, role, speaker
 from fragscope.sources.gpu.crosscheck import Difference, known_addresses
 from fragscope.sources.gpu.device import Partition
 from fragscope.sources.gpu.engine_processes import alone, own_pid, processes
@@ -62,7 +62,11 @@ class Gpus:
         self.ownership = OwnershipFeed(
             Places(wanted.sysfs_root, wanted.proc_root),
             wanted.tenants,
-            self.choice.attribution,
+            Asking(
+                self.choice.attribution,
+                lambda asked: self._appearing(asked, vendors),
+                topology=self.choice.automatic or kfd.NAME in self.choice.attribution,
+            ),
             self._by_pid,
             lambda: self.known()[0],
             wanted.interval_s,
@@ -77,7 +81,7 @@ class Gpus:
         for feed in self.slow.values():
             feed.start()
         files = any(tenant.render_nodes_file for tenant in self._wanted.tenants)
-        if self.choice.attribution or files or nvml.NAME in self.slow:
+        if self.choice.automatic or self.choice.attribution or files or nvml.NAME in self.slow:
             self.ownership.start()
 
     def close(self) -> None:
@@ -90,6 +94,8 @@ class Gpus:
     def role(self, name: str) -> Role:
         """What a slow source is asked for; nothing before sysfs has had its look."""
         gaps = self._sysfs_gaps()
+        if name != nvml.NAME and self._sysfs_yields():
+            return Role.IDLE
         return Role.IDLE if gaps is None else role(self.choice, name, self._speaker(), gaps)
 
     def reference(self) -> Reference:
@@ -112,6 +118,11 @@ class Gpus:
         addresses = known_addresses(self._wanted.sysfs_root) | {card.gpu for card in cards}
         return addresses, {card.unique_id: card.gpu for card in cards if card.unique_id is not None}
 
+    def _appearing(self, asked: Collection[str], vendors: Registry) -> tuple[str, ...]:
+        """The sources of attribution that could not be tried at the start and can be now; a list is obeyed."""
+        names = ATTRIBUTION if self.choice.automatic else ()
+        return tuple(n for n in names if n not in asked and why_not(n, self._wanted, vendors) is None)
+
     def _by_pid(self) -> Mapping[str, Mapping[int, int]]:
         """Only NVML's are taken: AMD's lists count wrong in several versions (docs/sources.md)."""
         feed = self.slow.get(nvml.NAME)
@@ -120,12 +131,18 @@ class Gpus:
         return {str(d.gpu): d.own_bytes_by_pid for d in feed.devices if d.own_bytes_by_pid is not None}
 
     def _sysfs_gaps(self) -> Sequence[Gap] | None:
-        return self.sysfs.gaps if sysfs.NAME in self.choice.figures else ()
+        """The cards that sysfs knows and cannot read; None before its first look. Of none that it cannot list."""
+        gaps = self.sysfs.gaps if sysfs.NAME in self.choice.figures else ()
+        return gaps if gaps is None or self.sysfs.listed else ()
+
+    def _sysfs_yields(self) -> bool:
+        """Whether NVML is to speak in its place: AMD's is only a desktop processor's GPU."""
+        return self.choice.automatic and nvml.NAME in self.slow and self.sysfs.beside_the_point
 
     def _speaker(self) -> str | None:
         now = self._clock.now()
         seeing = {name for name, feed in self.slow.items() if feed.sees(now)}
-        if self.sysfs.cards:
+        if self.sysfs.cards and not self._sysfs_yields():
             seeing.add(sysfs.NAME)
         return speaker(self.choice, seeing)
 
@@ -199,7 +216,7 @@ def gpus_of(
     snapshot: GpuSnapshot, target: str, claimed: Claimed, oldest_at: float
 ) -> tuple[Assigned, tuple[GpuReading, ...], list[Gap]]:
     """Which GPUs are a target's, their readings not older than `oldest_at`, or the gap in their place."""
-    unreadable = len(snapshot.gaps) if snapshot.cards else 0
+    unreadable = len(snapshot.gaps) + len(snapshot.others) if snapshot.cards else 0
     owned = snapshot.owned.get(target)
     assigned = assign(snapshot.cards, claimed, owned, snapshot.renders, unreadable)
     if assigned.gap is not None:

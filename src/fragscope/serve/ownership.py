@@ -1,7 +1,7 @@
 """Whose memory it is: the engine's processes and what they hold, looked up in a thread of its own."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from fragscope.serve.feeds import Feed, SourceStatus
 from fragscope.sources.gpu import fdinfo, kfd, nvml
 from fragscope.sources.gpu.engine_processes import engine_pids
 from fragscope.sources.gpu.holdings import Held, Owned
+from fragscope.sources.gpu.plausible import address
 from fragscope.sources.gpu.render_nodes import read_render_nodes
 
 _TOPOLOGY_S = 30.0
@@ -57,18 +58,29 @@ class Places:
     proc: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Which sources may be asked, and those beside the given ones that have become usable.
+
+    KFD's topology can be read without the host's process ids, and is unless `topology` is False.
+    """
+
+    names: Sequence[str]
+    appearing: Callable[[Collection[str]], Sequence[str]] = lambda _: ()
+    topology: bool = True
+
+
 class OwnershipFeed(Feed):
     """Looks up every target's processes and their memory once an interval.
 
-    `attribution` are the sources that may be asked. `by_pid` is what NVML says of processes, by GPU: ids of the
-    host, so that it counts only where these are visible.
+    `by_pid` is what NVML says of processes, by GPU: ids of the host, so that it counts only where these are visible.
     """
 
     def __init__(
         self,
         places: Places,
         tenants: Sequence[Tenant],
-        attribution: Sequence[str],
+        asking: Asking,
         by_pid: ByPid,
         known: Callable[[], frozenset[str]],
         interval_s: float,
@@ -76,14 +88,15 @@ class OwnershipFeed(Feed):
         stop: threading.Event,
     ) -> None:
         super().__init__("gpu-ownership", clock, stop)
+        self._asking = asking
         self._places = places
         self._tenants = tuple(tenants)
         self._by_pid = by_pid
         self._known_addresses = known
         self._interval_s = interval_s
         self._known = {tenant.name: _Known() for tenant in tenants}
-        self._topology_at = float("-inf")
-        self._statuses = {name: SourceStatus(name) for name in attribution}
+        self._looked_around_at = float("-inf")
+        self._statuses = {name: SourceStatus(name) for name in asking.names}
         self.topology = kfd.Topology()
         self.owned: Mapping[str, Owned] = {}
 
@@ -95,11 +108,18 @@ class OwnershipFeed(Feed):
     def step(self) -> float:
         """One look at every target."""
         now = self._clock.now()
-        if kfd.NAME in self._statuses and now - self._topology_at >= _TOPOLOGY_S * self._clock.speed:
-            self.topology = kfd.read_topology(self._places.sysfs, self._known_addresses())
-            self._topology_at = now
+        if now - self._looked_around_at >= _TOPOLOGY_S * self._clock.speed:
+            self._look_around()
+            self._looked_around_at = now
         self.owned = {tenant.name: self._look(tenant, now) for tenant in self._tenants}
         return max(self._interval_s, _LOOK_S * self._clock.speed)
+
+    def _look_around(self) -> None:
+        """The driver may be loaded, or a process namespace filled, long after our start."""
+        for name in self._asking.appearing(self._statuses):
+            self._statuses[name] = SourceStatus(name)
+        if self._asking.topology:
+            self.topology = kfd.read_topology(self._places.sysfs, self._known_addresses())
 
     def _look(self, tenant: Tenant, now: float) -> Owned:
         file = tenant.render_nodes_file
@@ -161,7 +181,12 @@ class OwnershipFeed(Feed):
             return self._from_nvml(pids)
         if name == kfd.NAME:
             return self._from_kfd(pids)
-        return openings if isinstance(openings, Gap) else fdinfo.read_held(openings)
+        return openings if isinstance(openings, Gap) else fdinfo.read_held(openings, self._gpu_of_render)
+
+    def _gpu_of_render(self, node: str) -> str | None:
+        """The GPU behind a render node: sysfs knows a whole GPU's, KFD's topology a partition's."""
+        device = (self._places.sysfs / "class" / "drm" / node / "device").resolve().name
+        return address(device) or self.topology.gpu_of_render().get(node)
 
     def _unfound(self, gap: Gap, now: float) -> Gap:
         for name in self._statuses:

@@ -49,7 +49,10 @@ class Surroundings(Protocol):
 
 
 class WitnessFeed(Feed):
-    """Asks one source for ever; the child or tool behind it is made when needed and let go when it sees nothing."""
+    """Asks one source for ever; the child behind it is started when needed and ended when it sees nothing.
+
+    The source itself is kept: it remembers a child that could not be killed, beside which no other may be started.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class WitnessFeed(Feed):
         self._account(devices, gaps, now, now - began)
         self.asked = True
         if not devices:
-            self._close()
+            self._source.rest()
 
     def _account(self, devices: Sequence[Device], gaps: Sequence[Gap], now: float, duration_s: float) -> None:
         if devices:
@@ -163,15 +166,11 @@ class WitnessFeed(Feed):
         return GpuReading(self.devices_at, gpu, device.total_bytes, device.used_bytes, peak, source=self._source_name)
 
     def _forget(self) -> None:
-        self._close()
+        if self._source is not None:
+            self._source.rest()
         self.differences = ()
         with self._lock:
             self.devices, self.devices_at = (), float("-inf")
-
-    def _close(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
 
     def close(self) -> None:
         """Ends what the source started; the thread's present read comes back with a gap."""

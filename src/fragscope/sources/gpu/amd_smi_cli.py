@@ -57,15 +57,19 @@ class AmdSmiCli:
         names = self._command.run(_NAMES, left_s)
         return parse({"metric": figures.stdout, "list": None if isinstance(names, Gap) else names.stdout})
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """Nothing runs between two reads."""
+
+    def close(self) -> None:
+        """Kills the tool if it runs."""
         self._command.close()
 
 
 def found(program: str) -> str | None:
-    """The path of a ROCm program, on PATH or in ROCm's folder."""
+    """The absolute path of a ROCm program, on PATH or in ROCm's folder."""
     folder = Path(os.environ.get("ROCM_PATH", "/opt/rocm")) / "bin"
-    return shutil.which(program) or shutil.which(program, path=str(folder))
+    path = shutil.which(program) or shutil.which(program, path=str(folder))
+    return None if path is None else str(Path(path).absolute())
 
 
 def parse(raw: object) -> Listing:

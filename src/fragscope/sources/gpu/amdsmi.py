@@ -8,12 +8,14 @@ Only calls with scalar arguments are made: those kept their meaning from ROCm 6.
 the process list changed size and are then silently wrong.
 """
 
+import functools
 import glob
 import importlib.metadata
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ _LIBRARIES = {6: (24, 25), 7: (26,), 10: (27,)}
 """Which major version of libamd_smi a package of a ROCm release fits (AMD's changelogs, docs/sources.md)."""
 _FIRST_WITHOUT_SHARED_LOCK = 25
 """ROCm 6.4; before it the library takes a lock in /dev/shm that all containers of a pod share."""
+_NO_LIBRARY = "the amdsmi package finds no libamd_smi.so: mount ROCm at /opt/rocm or set ROCM_PATH"
 _NONE_SEEN = Gap(
     Part.GPU,
     Reason.BLIND,
@@ -57,8 +60,12 @@ class AmdSmi:
         raw = self._child.ask()
         return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
 
+    def rest(self) -> None:
+        """Ends the child until the next read."""
+        self._child.rest()
+
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child for good."""
         self._child.close()
 
 
@@ -98,8 +105,12 @@ def _value(value: object, what: str) -> object:
     return Gap(Part.GPU, reason, f"{what} is refused: {quoted(value.get('error'))} (code {quoted(code)})")
 
 
+@functools.cache
 def foreign_locks() -> bool:
-    """Whether a lock of an old AMD library lies in /dev/shm, before we have made one."""
+    """Whether a lock of an old AMD library lay in /dev/shm before we made one: looked at once in our life.
+
+    Our own child leaves one behind when it is killed, which a second look would take for another container's.
+    """
     return bool(glob.glob("/dev/shm/rocm_smi_card*"))  # noqa: S108, PTH207 - where the library puts it
 
 
@@ -121,7 +132,8 @@ def open_reader(shm_is_shared: bool) -> Callable[[], object]:  # noqa: FBT001 - 
     library = _imported()
     family, version = _library_family(library)
     if shipped is None:
-        _must_fit(importlib.metadata.version("amdsmi"), family, version)
+        with suppress(importlib.metadata.PackageNotFoundError):  # a copy on the path: its version is not known
+            _must_fit(importlib.metadata.version("amdsmi"), family, version)
     if shm_is_shared and family is not None and family < _FIRST_WITHOUT_SHARED_LOCK:
         detail = (
             f"libamd_smi {version} (before ROCm 6.4) takes a lock in /dev/shm that another process here uses too, and "
@@ -142,8 +154,7 @@ def _imported() -> Any:
     except ModuleNotFoundError as error:
         raise WitnessError(Reason.ABSENT, "the amdsmi package is not installed") from error
     except (KeyError, OSError) as error:
-        detail = "the amdsmi package finds no libamd_smi.so: mount ROCm at /opt/rocm or set ROCM_PATH"
-        raise WitnessError(Reason.ABSENT, detail) from error
+        raise WitnessError(Reason.ABSENT, _NO_LIBRARY) from error
     except AttributeError as error:
         detail = (
             f"the amdsmi package does not fit its library ({_sentence(error)}); "
@@ -157,6 +168,8 @@ def _library_family(library: Any) -> tuple[int | None, str]:
     """The first number of the library's version; packages before ROCm 7 call it the year."""
     try:
         version = library.amdsmi_get_lib_version()
+    except OSError as error:  # packages since ROCm 10 load it at the first call
+        raise WitnessError(Reason.ABSENT, _NO_LIBRARY) from error
     except Exception:  # noqa: BLE001 - then the figures speak for themselves
         return None, "of unknown version"
     numbers = [version[key] for key in ("year", "major", "minor", "release") if key in version]

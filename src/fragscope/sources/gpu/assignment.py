@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.holdings import Held, Owned
+from fragscope.sources.gpu.plausible import address
 
 
 class Identity(Protocol):
@@ -45,11 +46,6 @@ class Claimed:
     gpus: tuple[str, ...] = ()
     expected: int | None = None
 
-    @property
-    def need(self) -> int:
-        """How many GPUs must be seen."""
-        return self.expected if self.expected is not None else max(1, len(self.gpus))
-
 
 NOTHING_CLAIMED = Claimed()
 
@@ -79,8 +75,9 @@ def assign(
     assigned = _first(cards, claimed, owned, renders or {}, unreadable)
     if assigned.gap is not None:
         return assigned
-    if len(assigned.cards) < claimed.need:
-        detail = f"{len(assigned.cards)} of the engine's {claimed.need} GPUs can be seen"
+    need = claimed.expected or 1  # that every configured one is there is known by now
+    if len(assigned.cards) < need:
+        detail = f"{len(assigned.cards)} of the engine's {need} GPUs can be seen"
         return Assigned((), assigned.rule, Gap(Part.GPU, Reason.ABSENT, detail))
     return assigned
 
@@ -96,7 +93,7 @@ def _first(
             return _known(cards, held, owned.holding.source, "the engine's processes hold")
     nodes = owned.render_nodes if owned is not None else None
     if isinstance(nodes, frozenset):
-        return _rendering(cards, nodes, renders)
+        return _rendering(cards, nodes, renders, claimed.expected)
     return _only(cards, unreadable, nodes)
 
 
@@ -113,8 +110,13 @@ def _configured(cards: tuple[Identity, ...], wanted: tuple[str, ...]) -> Assigne
 
 
 def _held(holding: Held, claimed: Claimed) -> frozenset[str]:
-    """A process opens every GPU it is shown: opened ones count only where that leaves no choice."""
-    held = holding.gpus()
+    """A process opens every GPU it is shown: opened ones count only where that leaves no choice.
+
+    So do those with a little memory where the kernel leaves compute memory out: it may be a model or none.
+    """
+    held, surely = holding.gpus(), holding.surely()
+    if held != surely and len(held) not in (1, claimed.expected):
+        return surely if len(surely) == claimed.expected else frozenset()
     if held or len(holding.opened) not in (1, claimed.expected):
         return held
     return holding.opened
@@ -128,13 +130,23 @@ def _known(cards: tuple[Identity, ...], gpus: frozenset[str], rule: str, who: st
     return Assigned(found, rule)
 
 
-def _rendering(cards: tuple[Identity, ...], nodes: frozenset[str], renders: Mapping[str, str]) -> Assigned:
+def _rendering(
+    cards: tuple[Identity, ...], nodes: frozenset[str], renders: Mapping[str, str], expected: int | None
+) -> Assigned:
+    """A container may be shown more GPUs than its engine uses, as `--device /dev/dri` shows it all of them."""
     by_render = {**renders, **{card.render: card.gpu for card in cards if card.render is not None}}
     strange = sorted(nodes - set(by_render))
     if strange:
         detail = f"the engine sees {', '.join(strange)}, and no known GPU has such a render node (a partition?)"
         return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
-    return _known(cards, frozenset(by_render[node] for node in nodes), "render_nodes", "the engine sees")
+    gpus = frozenset(by_render[node] for node in nodes)
+    if expected is not None and len(gpus) > expected:
+        detail = f"the engine's container sees {len(gpus)} GPUs and expected_gpus is {expected}; set `gpus`"
+        return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
+    if expected is None and len(cards) > 1 and gpus >= {card.gpu for card in cards}:
+        detail = f"the engine's container sees all {len(gpus)} GPUs of the node; set expected_gpus, or `gpus`"
+        return Assigned((), "render_nodes", Gap(Part.GPU, Reason.UNASSIGNED, detail))
+    return _known(cards, gpus, "render_nodes", "the engine sees")
 
 
 def _only(cards: tuple[Identity, ...], unreadable: int, nodes: Gap | None) -> Assigned:
@@ -152,6 +164,9 @@ def _names(card: Identity) -> set[str]:
 
 
 def normal(name: str) -> str:
-    """A GPU's name as it is compared: lower case, `GPU-` and `0x` of a unique_id dropped, PCI domain added."""
+    """A GPU's name as it is compared: an address in sysfs' form, whichever tool wrote it (`00000000:C6:00.0`).
+
+    A unique_id is lower case without `GPU-` and `0x`.
+    """
     plain = name.strip().lower().removeprefix("gpu-").removeprefix("0x")
-    return f"0000:{plain}" if plain.count(":") == 1 else plain
+    return address(plain) or plain

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fragscope.model import Gap, Part, Reason
-from fragscope.sources.gpu.process import DEADLINE_S, End, Process, end, ending, stuck_gap
+from fragscope.sources.gpu.process import DEADLINE_S, NOWHERE, End, Process, end, ending, stuck_gap
 
 RECYCLE_S = 600.0
 """A new child every ten minutes: about 0.3 s of CPU each, against leaks and against a partition change unseen."""
@@ -81,9 +81,16 @@ class Child:
             return self._failed[1]
         if self._process is not None and now - self._born >= self._recycle_s:
             self._end()
+            if self._stuck is not None:
+                return stuck_gap(f"the {self._what} child", self._stuck.pid)
         raw = self._exchange(now)
         self._failed = (now, raw) if isinstance(raw, Gap) else None
         return raw
+
+    def rest(self) -> None:
+        """Ends the child until the next question; one that cannot be killed, and a failure's rest, are remembered."""
+        with self._asking:
+            self._end()
 
     def close(self) -> None:
         """Kills the child, also while another thread asks it; may be called twice."""
@@ -112,6 +119,7 @@ class Child:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs,),
                 start_new_session=True,
+                cwd=NOWHERE,
                 bufsize=0,
             )
         except OSError as error:

@@ -65,5 +65,8 @@ class Source(Protocol):
     def read(self) -> Listing:
         """What it sees now."""
 
+    def rest(self) -> None:
+        """Ends what only the next read needs; a child that cannot be ended is remembered: none is started beside it."""
+
     def close(self) -> None:
-        """Ends children and handles; may be called twice."""
+        """Ends children and handles for good; may be called twice."""

@@ -2,11 +2,13 @@
 
 A process says so itself (`vllm serve`, `-m vllm...`, the titles `VLLM::...`). With it come its descendants and,
 where one container holds one engine, the container's other processes (Ray workers do not descend from it).
-Another engine's are told apart by the port on its command line, and by the network that it lives in: a target
-on the loopback is one whose listening socket is seen from there and from here, another address one that is
-local there.
+Another engine's are told apart by the network that it lives in (a target on the loopback is one whose listening
+socket is seen from there and from here, another address one that is local there), and by the port: the engine
+holds the socket that listens on it, or names it on its command line. A neighbour on the same address, left over
+when the target has died, does neither.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +20,9 @@ from fragscope.model import Gap, Part, Reason
 
 _TITLE = "VLLM::"
 _MODULE = re.compile(r"vllm(\..+)?")
+_COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
+"""Modules that take the words of the `vllm` program."""
+_BENCHMARKS = "vllm.benchmarks"
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _LOCAL_ROUTE = re.compile(r"\|-- (\S+)\s+/32 host LOCAL")
 _LISTENING = "0A"
@@ -36,11 +41,16 @@ class Process:
 
 @dataclass(slots=True)
 class _Engine:
-    """The processes of one engine; `root` is the first of them."""
+    """The processes of one engine; `root` is the first of them.
+
+    `port` is what its command line says, the default of a server that says none, else None. `port_said` is False
+    for the default.
+    """
 
     root: int
     pids: set[int] = field(default_factory=set)
-    port: int = _DEFAULT_PORT
+    port: int | None = None
+    port_said: bool = False
 
 
 def processes(proc_root: Path) -> dict[int, Process]:
@@ -64,15 +74,23 @@ def _process(folder: Path, pid: int) -> Process | None:
 
 
 def says_vllm(arguments: tuple[str, ...]) -> bool:
-    """Whether a command line is vLLM's own, and not one that only speaks of it."""
+    """Whether a command line is an engine of vLLM's, and not its client or one that only speaks of it."""
     if not arguments:
         return False
     if arguments[0].startswith(_TITLE):
         return True
     names = [argument.rsplit("/", 1)[-1] for argument in arguments]
     if "vllm" in names[:2] and (names[0] == "vllm" or names[0].startswith("python")):
-        return True
-    return any(a == "-m" and _MODULE.fullmatch(b) for a, b in pairwise(arguments))
+        return _serves(arguments[names.index("vllm") + 1 :])
+    for i, (option, module) in enumerate(pairwise(arguments)):
+        if option == "-m" and _MODULE.fullmatch(module):
+            return _serves(arguments[i + 2 :]) if module in _COMMANDS else not module.startswith(_BENCHMARKS)
+    return False
+
+
+def _serves(words: tuple[str, ...]) -> bool:
+    """`vllm serve`, and neither `vllm bench serve` nor another client."""
+    return words[:1] == ("serve",)
 
 
 def alone(seen: Iterable[Process], own_pid: int) -> bool:
@@ -101,15 +119,50 @@ def engine_pids(proc_root: Path, url: str) -> frozenset[int] | Gap:
         return Gap(Part.GPU, Reason.ABSENT, "no vLLM process is visible")
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    here = [engine for engine in engines if _lives_at(proc_root, engine, host, port)]
+    near = [engine for engine in engines if _lives_at(proc_root, engine, host, port)]
+    here = _answering(proc_root, near, port)
     if not here:
         detail = f"{len(engines)} vLLM visible, but none that is known to answer at {host}:{port}"
         return Gap(Part.GPU, Reason.UNASSIGNED, detail)
     if len(here) > 1:
-        here = [engine for engine in here if engine.port == port]
-    if len(here) != 1:
-        return Gap(Part.GPU, Reason.UNASSIGNED, f"several vLLM are visible and none or more than one has --port {port}")
+        return Gap(Part.GPU, Reason.UNASSIGNED, f"{len(here)} vLLM are visible that could answer at {host}:{port}")
     return frozenset(here[0].pids)
+
+
+def _answering(proc_root: Path, near: list[_Engine], port: int) -> list[_Engine]:
+    """Those that hold the socket listening on the port, else those that name the port.
+
+    A server that names none has vLLM's default, unless the socket is seen to be somebody else's.
+    """
+    holding = {engine.root: _holds(proc_root, engine, port) for engine in near}
+    holders = [engine for engine in near if holding[engine.root]]
+    if holders:
+        return holders
+    naming = [engine for engine in near if engine.port == port]
+    return [engine for engine in naming if engine.port_said or holding[engine.root] is None]
+
+
+def _holds(proc_root: Path, engine: _Engine, port: int) -> bool | None:
+    """Whether one of its processes has the listening socket open; None where there is none, or no look inside."""
+    wanted = {f"socket:[{inode}]" for inode in _sockets(proc_root / str(engine.root) / "net", port)}
+    hidden = not wanted
+    for pid in sorted(engine.pids) if wanted else ():
+        try:
+            with os.scandir(proc_root / str(pid) / "fd") as links:
+                if any(_target(link) in wanted for link in links):
+                    return True
+        except FileNotFoundError:
+            continue  # it has ended
+        except OSError:
+            hidden = True
+    return None if hidden else False
+
+
+def _target(link: "os.DirEntry[str]") -> str:
+    try:
+        return os.readlink(link.path)  # noqa: PTH115 - a worker has hundreds of descriptors
+    except OSError:
+        return ""
 
 
 def _engines(proc_root: Path, seen: dict[int, Process]) -> list[_Engine]:
@@ -121,13 +174,25 @@ def _engines(proc_root: Path, seen: dict[int, Process]) -> list[_Engine]:
             engines.setdefault(root, _Engine(root)).pids.add(pid)
     containers: dict[str, list[_Engine]] = {}
     for engine in engines.values():
-        ports = [port for pid in sorted(engine.pids) for port in _ports(seen[pid].arguments)]
-        engine.port = ports[0] if ports else _DEFAULT_PORT
+        _read_port(engine, seen)
         container = _container(proc_root, engine.root)
         if container is not None:
             containers.setdefault(container, []).append(engine)
     _add_container_mates(proc_root, seen, containers)
     return list(engines.values())
+
+
+def _read_port(engine: _Engine, seen: dict[int, Process]) -> None:
+    """The port on the command lines, the first process's before the others'.
+
+    A title (`VLLM::...`) replaces the command line and says no port, and a file of settings may: then it is unknown.
+    """
+    lines = [seen[pid].arguments for pid in sorted(engine.pids, key=lambda pid: (pid != engine.root, pid))]
+    said = next((port for line in lines for port in _ports(line)), None)
+    if said is not None:
+        engine.port, engine.port_said = said, True
+    elif not any(word.startswith(("--config", _TITLE)) for word in lines[0]):
+        engine.port = _DEFAULT_PORT
 
 
 def _root(pid: int, seen: dict[int, Process], speaking: set[int]) -> int | None:

@@ -1,12 +1,13 @@
 """DRM fdinfo: what each open file of a GPU holds, from `/proc/<pid>/fdinfo`.
 
-Needs a PID namespace shared with the engine, and its user (or SYS_PTRACE). Format: the kernel's
+Needs a PID namespace shared with the engine, and its user with at least its capabilities (or SYS_PTRACE): the
+kernel's rule for ptrace, `__ptrace_may_access`. Format: the kernel's
 Documentation/gpu/drm-usage-stats.rst. Sums over processes do not add up to the card's total.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.holdings import Held
 
 NAME = "fdinfo"
+_TAKES = "it takes its user and no fewer capabilities than it is permitted, or SYS_PTRACE"
 _DEVICES = "/dev/dri/"
 _SIZE = re.compile(r"([0-9]{1,19})(?:\s+(KiB|MiB|GiB))?")
 _UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -34,15 +36,19 @@ class Client:
     complete: bool
 
 
-def parse(text: str) -> Client | Gap | None:
-    """One fdinfo file: None where it is not amdgpu's, a gap where it is and makes no sense."""
+def parse(text: str, gpu_of_link: Callable[[], str | None] = lambda: None) -> Client | Gap | None:
+    """One fdinfo file: None where it is not amdgpu's, a gap where it is and makes no sense.
+
+    The driver leaves `drm-pdev` out for a partition (amdgpu_xcp_N); then its descriptor's link is asked.
+    """
     pairs = (line.partition(":") for line in text.splitlines())
     keys = {key.strip(): value.strip() for key, _, value in pairs}
     if keys.get("drm-driver") != "amdgpu":
         return None
-    gpu, client_id = keys.get("drm-pdev", "").lower(), keys.get("drm-client-id", "")
+    gpu, client_id = keys.get("drm-pdev", "").lower() or gpu_of_link(), keys.get("drm-client-id", "")
     if not gpu or not client_id:
-        return Gap(Part.GPU, Reason.MALFORMED, "fdinfo of amdgpu without drm-pdev or drm-client-id")
+        detail = "fdinfo of amdgpu without drm-client-id, or without drm-pdev and on a render node of no known GPU"
+        return Gap(Part.GPU, Reason.MALFORMED, detail)
     name = next((key for key in _KEYS if key in keys), None)
     if name is None:
         return Client(gpu, client_id, 0, complete=False)
@@ -72,7 +78,7 @@ def read_openings(proc_root: Path, pids: Collection[int]) -> tuple[str, ...] | G
         try:
             found += _openings(f"{proc_root}/{pid}")
         except PermissionError:
-            detail = f"process {pid} may not be looked into: it takes its user, or SYS_PTRACE"
+            detail = f"process {pid} may not be looked into: {_TAKES}"
             return Gap(Part.GPU, Reason.DENIED, detail)
         except OSError:
             continue  # it has ended
@@ -87,11 +93,14 @@ def _openings(process: str) -> Iterator[str]:
                     yield f"{process}/fdinfo/{link.name}"
 
 
-def read_held(openings: Collection[str]) -> Held | Gap:
-    """What these openings hold by GPU; each client of the driver counts once, however many descriptors it has."""
+def read_held(openings: Collection[str], gpu_of_render: Callable[[str], str | None] = lambda _: None) -> Held | Gap:
+    """What these openings hold by GPU; each client of the driver counts once, however many descriptors it has.
+
+    `gpu_of_render` gives the PCI address behind a render node, for partitions.
+    """
     clients: dict[tuple[str, str], Client] = {}
     for path in openings:
-        client = _client(path)
+        client = _client(path, gpu_of_render)
         if isinstance(client, Gap):
             return client
         if client is not None:
@@ -106,10 +115,14 @@ def read_held(openings: Collection[str]) -> Held | Gap:
     return Held(NAME, held, frozenset(held), complete=all(client.complete for client in clients.values()))
 
 
-def _client(path: str) -> Client | Gap | None:
+def _client(path: str, gpu_of_render: Callable[[str], str | None]) -> Client | Gap | None:
+    def gpu_of_link() -> str | None:
+        process, _, number = path.rpartition("/fdinfo/")
+        return gpu_of_render(Path(f"{process}/fd/{number}").readlink().name)
+
     try:
-        return parse(Path(path).read_text(errors="replace"))
+        return parse(Path(path).read_text(errors="replace"), gpu_of_link)
     except PermissionError:
-        return Gap(Part.GPU, Reason.DENIED, f"{path} may not be read: it takes the process's user, or SYS_PTRACE")
+        return Gap(Part.GPU, Reason.DENIED, f"{path} may not be read: {_TAKES}")
     except OSError:
         return None  # closed, or the process has ended

@@ -23,7 +23,12 @@ class Held:
     complete: bool = True
 
     def gpus(self) -> frozenset[str]:
-        """The GPUs on which the processes hold what only a model needs."""
+        """The GPUs on which the processes hold what only a model needs; anything at all where that is undercounted."""
+        least = HELD_BYTES if self.complete else 1
+        return frozenset(gpu for gpu, held in self.bytes_by_gpu.items() if held >= least)
+
+    def surely(self) -> frozenset[str]:
+        """Those of them with a model's worth of memory, however it is counted."""
         return frozenset(gpu for gpu, held in self.bytes_by_gpu.items() if held >= HELD_BYTES)
 
     def own_bytes(self, gpu: str) -> int | None:

@@ -1,8 +1,8 @@
 """VRAM from NVIDIA's NVML (`nvidia-ml-py`), so that the same sidecar works beside vLLM on NVIDIA; in a child process.
 
 The second form of the memory structure is read, whose `used` leaves out what the driver keeps for itself
-(`reserved`). A framework's own figure, total minus free, includes that reserve (docs/sources.md). NVML sees the
-GPUs of the container, and lists no process of another PID namespace.
+(`reserved`). No process can have that reserve, so it is taken off the total as well, which then is the framework's
+own (docs/verified.md). NVML sees the GPUs of the container, and lists no process of another PID namespace.
 """
 
 import importlib.util
@@ -39,15 +39,20 @@ class Nvml:
         raw = self._child.ask()
         return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
 
+    def rest(self) -> None:
+        """Ends the child until the next read."""
+        self._child.rest()
+
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child for good."""
         self._child.close()
 
 
 def parse(raw: object) -> Listing:
-    """What `open_reader` read: `{"devices": [{"bus", "uuid", "name", "total", "used", "mig", "processes"}]}`.
+    """What `open_reader` read: `{"devices": [{"bus", "uuid", "name", "total", "used", "reserved", ...}]}`.
 
-    Bytes as integers, `processes` as pairs of pid and bytes or None. An idle GPU may show 0 bytes in use here.
+    Bytes as integers, `processes` as pairs of pid and bytes or None. The device's total is total - reserved. An idle
+    GPU may show 0 bytes in use here.
     """
     devices = raw.get("devices") if isinstance(raw, dict) else None
     if not isinstance(devices, list):
@@ -66,12 +71,21 @@ def _claim(number: int, device: object) -> Claim:
     return Claim(
         label,
         gpu=device.get("bus"),
-        total=_value(device.get("total"), f"the VRAM total of {label}"),
+        total=_usable(device, label),
         used=used,
         unique_id=device.get("uuid"),
         name=device.get("name"),
         own_bytes_by_pid=_processes(device.get("processes")),
     )
+
+
+def _usable(device: dict[str, object], label: str) -> object:
+    """The total without the driver's reserve: counted in, a full GPU would show that much headroom."""
+    total = _value(device.get("total"), f"the VRAM total of {label}")
+    reserved = size_bytes(device.get("reserved", 0), f"the VRAM reserved of {label}")
+    if isinstance(reserved, Gap) or isinstance(size_bytes(total, ""), Gap) or not isinstance(total, int):
+        return total if not isinstance(reserved, Gap) else reserved
+    return total - reserved
 
 
 def _value(value: object, what: str) -> object:

@@ -69,7 +69,24 @@ def listing(claims: Iterable[Claim], none_seen: Gap, *, zero_is_blind: bool = Tr
                 devices.append(found)
             else:
                 gaps.append(found)
-    return Listing(tuple(devices), tuple(gaps))
+    told, repeated = _told_apart(devices)
+    return Listing(told, (*gaps, *repeated))
+
+
+def _told_apart(devices: list[Device]) -> tuple[tuple[Device, ...], tuple[Gap, ...]]:
+    """Without those that nothing tells apart: older tools repeat a GPU once per partition, without an address."""
+    alike: dict[tuple[int, int], int] = {}
+    for device in devices:
+        if _nameless(device):
+            figures = (device.total_bytes, device.used_bytes)
+            alike[figures] = alike.get(figures, 0) + 1
+    told = [d for d in devices if not _nameless(d) or alike[d.total_bytes, d.used_bytes] == 1]
+    detail = "entries without an address show the same figures: one GPU repeated for its partitions, or as many GPUs"
+    return tuple(told), tuple(Gap(Part.GPU, Reason.BLIND, f"{n} {detail}") for n in alike.values() if n > 1)
+
+
+def _nameless(device: Device) -> bool:
+    return device.gpu is None and device.unique_id is None
 
 
 def address(text: object) -> str | None:

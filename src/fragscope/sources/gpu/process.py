@@ -20,6 +20,8 @@ DEADLINE_S = 10.0
 """Ten times the slowest answer reported (0.74 s of amd-smi on 16 GPUs), with room for a busy node."""
 MAX_OUTPUT_BYTES = 4 << 20
 """The longest real answer (everything of 16 GPUs as JSON) is under 1 MiB."""
+NOWHERE = "/"
+"""Where vendors' programs run: ROCm 6's amd-smi looks for its library in the working directory (rocm-systems#3634)."""
 _GRACE_S = 1.0
 _CHUNK = 65536
 
@@ -74,10 +76,14 @@ class Command:
         self._deadline_s = deadline_s
         self._end = end
         self._stuck: Process | None = None
+        self._running: Process | None = None
+        self._closed = False
 
     def run(self, arguments: Sequence[str], deadline_s: float | None = None) -> Ran | Gap:
         """Runs it to its end or to the deadline; the gap says which of the two ways it failed."""
         words = " ".join((Path(self._program).name, *arguments))
+        if self._closed:
+            return Gap(Part.GPU, Reason.ABSENT, f"{words} was not run: the source was closed")
         if self._stuck is not None and self._stuck.poll() is None:
             return stuck_gap(words, self._stuck.pid)
         self._stuck = None
@@ -89,19 +95,28 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                cwd=NOWHERE,
             )
         except OSError as error:
             reason = Reason.DENIED if isinstance(error, PermissionError) else Reason.ABSENT
             return Gap(Part.GPU, reason, f"{self._program} cannot be started: {error.strerror}")
+        self._running = process
+        if self._closed:  # close() may have come while it was started
+            self._end(process)
         try:
             return self._gather(process, words, limit_s)
         finally:
+            self._running = None
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
 
     def close(self) -> None:
-        """Waits once more for what could not be killed."""
+        """Kills the program if it runs, also while another thread waits for it; may be called twice."""
+        self._closed = True
+        process = self._running
+        if process is not None:
+            self._end(process)  # whoever waits for its output wakes up
         if self._stuck is not None and self._stuck.poll() is not None:
             self._stuck = None
 
@@ -112,6 +127,8 @@ class Command:
         if code is None:
             self._stuck = process
             return stuck_gap(words, process.pid)
+        if self._closed:
+            return Gap(Part.GPU, Reason.ABSENT, f"{words} was killed: the source was closed")
         if why == "deadline" or (why is None and not natural):
             return Gap(Part.GPU, Reason.TIMEOUT, f"{words} did not end within {limit_s:g} s and was killed")
         if why == "flood":
@@ -124,9 +141,11 @@ def _waited(process: Process, patience_s: float) -> bool:
     """Whether it ended by itself; what is left of its group is killed afterwards either way."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return True
-        time.sleep(0.005)
+        with suppress(ChildProcessError):  # another thread has collected it
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                time.sleep(0.005)
+                continue
+        return True
     return False
 
 

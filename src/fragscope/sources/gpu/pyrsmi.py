@@ -45,8 +45,12 @@ class PyRsmi:
         raw = self._child.ask()
         return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
 
+    def rest(self) -> None:
+        """Ends the child until the next read."""
+        self._child.rest()
+
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child for good."""
         self._child.close()
 
 
@@ -110,6 +114,11 @@ def open_reader() -> Callable[[], object]:
 
 
 def _raw(rocml: Any) -> object:
+    count = rocml.smi_get_device_count()
+    if count < 0:
+        raise WitnessError(
+            Reason.UNSUPPORTED, f"pyrsmi counts {count} GPUs, its error: is the amdgpu driver loaded, /sys mounted?"
+        )
     return {
         "devices": [
             {
@@ -118,7 +127,7 @@ def _raw(rocml: Any) -> object:
                 "total": _asked(rocml.smi_get_device_memory_total, number),
                 "used": _asked(rocml.smi_get_device_memory_used, number),
             }
-            for number in range(max(0, rocml.smi_get_device_count()))
+            for number in range(count)
         ]
     }
 

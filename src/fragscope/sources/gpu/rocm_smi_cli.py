@@ -52,8 +52,11 @@ class RocmSmiCli:
             return Listing(gaps=(failed(_PROGRAM, ran),))
         return parse(ran.stdout or ran.stderr)
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """Nothing runs between two reads."""
+
+    def close(self) -> None:
+        """Kills the tool if it runs."""
         self._command.close()
 
 

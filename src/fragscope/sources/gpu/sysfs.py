@@ -8,17 +8,24 @@ same file first.
 import errno
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.device import Device, Listing
-from fragscope.sources.gpu.plausible import MAX_BYTES
+from fragscope.sources.gpu.plausible import MAX_BYTES, address
 
 NAME = "sysfs"
 _AMD = "0x1002"
 _MI300A = "0x74a0"
 """An APU: kernels before late 2025 can crash on a read of its VRAM attributes, so it is not read."""
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""PCI's base class of display controllers, compute accelerators with a GPU included."""
+INTEGRATED_BYTES = 8 * 2**30
+"""Less VRAM than this is the GPU of a desktop processor: vLLM's ROCm build supports no GPU with less than 16 GiB."""
 _CARD = re.compile(r"card[0-9]+")
 _USED_OVER_TOTAL = 1.05
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -42,10 +49,21 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """The GPUs that can be read, and why others cannot."""
+    """The GPUs that can be read, and why others cannot; `others` are NVIDIA's beside a single card, by address.
+
+    `listed` is False where not even the names of the cards can be seen.
+    """
 
     cards: tuple[Card, ...]
     gaps: tuple[Gap, ...]
+    others: tuple[str, ...] = ()
+    listed: bool = True
+
+    @property
+    def beside_the_point(self) -> bool:
+        """Whether all that can be read is a desktop processor's own GPU beside NVIDIA's, which the engine is on."""
+        small = all(card.total_bytes < INTEGRATED_BYTES for card in self.cards)
+        return bool(self.cards and self.others) and small and not self.gaps
 
 
 class Sysfs:
@@ -76,6 +94,9 @@ class Sysfs:
                 devices.append(Device(card.gpu, card.total_bytes, used, card.unique_id))
         return Listing(tuple(devices), tuple(gaps))
 
+    def rest(self) -> None:
+        """Nothing is held between two reads."""
+
     def close(self) -> None:
         """Nothing is held between two reads: an open file would block a partition change."""
 
@@ -89,7 +110,7 @@ def enumerate_cards(root: Path) -> Enumeration:
     try:
         names = sorted(path.name for path in drm.iterdir() if _CARD.fullmatch(path.name))
     except OSError as error:
-        return Enumeration((), (_gap(error, f"{drm} cannot be listed"),))
+        return Enumeration((), (_gap(error, f"{drm} cannot be listed"),), listed=False)
     cards: list[Card] = []
     gaps: list[Gap] = []
     for name in names:
@@ -100,7 +121,20 @@ def enumerate_cards(root: Path) -> Enumeration:
             gaps.append(found)
     if not cards and not gaps:
         gaps.append(Gap(Part.GPU, Reason.ABSENT, f"no AMD GPU under {drm}"))
-    return Enumeration(tuple(sorted(cards, key=lambda card: card.gpu)), tuple(gaps))
+    # Only beside a single card does it matter, and a large node has hundreds of devices to look at.
+    others = _nvidia(root, names) if len(cards) == 1 else ()
+    return Enumeration(tuple(sorted(cards, key=lambda card: card.gpu)), tuple(gaps), others)
+
+
+def _nvidia(root: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """NVIDIA's GPUs by PCI address; they have a DRM card only where its display driver is loaded."""
+    shown = [Path(os.path.realpath(root / "class" / "drm" / name / "device")) for name in names]
+    found = {device.name for device in shown if _text(device / "vendor") == _NVIDIA}
+    with suppress(OSError):
+        for device in (root / "bus" / "pci" / "devices").iterdir():
+            if _text(device / "vendor") == _NVIDIA and (_text(device / "class") or "").startswith(_DISPLAY):
+                found.add(device.name)
+    return tuple(sorted(found))
 
 
 def _card(device: Path, name: str) -> Card | Gap | None:
@@ -112,8 +146,10 @@ def _card(device: Path, name: str) -> Card | Gap | None:
         return Gap(Part.GPU, Reason.UNSUPPORTED, detail)
     total = _bytes(str(device / "mem_info_vram_total"))
     if isinstance(total, Gap):
-        # A partition of a GPU has no such file: its physical GPU counts the whole package.
-        return None if total.reason is Reason.ABSENT else total
+        # A partition (amdgpu_xcp_N) has no such file: its physical GPU counts the whole package.
+        return None if total.reason is Reason.ABSENT and address(gpu) is None else total
+    if total == 0:
+        return Gap(Part.GPU, Reason.BLIND, f"{gpu} shows a VRAM total of 0 bytes")
     if total > MAX_BYTES:
         return Gap(Part.GPU, Reason.MALFORMED, f"{gpu} shows a VRAM total of {total} bytes, which no GPU has")
     files = (str(device / "mem_info_vram_used"), str(device / "mem_info_gtt_used"))
@@ -129,11 +165,11 @@ def _render(device: Path) -> str | None:
 
 
 def read_used_bytes(card: Card) -> int | Gap:
-    """VRAM in use now. 0 with a total above 0 is blindness: a booted card never shows 0."""
+    """VRAM in use now. 0 is blindness: a booted card never shows it."""
     used = _bytes(card.used_file)
     if isinstance(used, Gap):
         return used
-    if used == 0 and card.total_bytes > 0:
+    if used == 0:
         return Gap(Part.GPU, Reason.BLIND, f"{card.gpu} shows 0 bytes in use, which a booted card never does")
     if used > card.total_bytes * _USED_OVER_TOTAL:
         return Gap(Part.GPU, Reason.MALFORMED, f"{card.gpu} shows {used} bytes in use of {card.total_bytes}")
