@@ -7,7 +7,7 @@ docs/prometheus-history.md. Reading is lazy and in time order; one chunk is in m
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fragscope.model import Gap, GpuReading, Part, Reason, Sample
@@ -28,6 +28,7 @@ DEFAULT_STEP_S = 60.0
 DEFAULT_CHUNK_S = 6 * 3600.0
 """Asked for at once: 360 points of some 150 series are 1.4 MB an engine, far below any server's limits."""
 _OF_VLLM = frozenset({"engine", "model_name"})
+_ALWAYS_ADDED = frozenset({"__name__", "job", "instance", "namespace", "pod", "container"})
 _OF_ANOTHER_CONTAINER = _OF_VLLM | {"job", "instance", "container"}
 
 
@@ -244,10 +245,24 @@ def _columns(series: tuple[Series, ...]) -> dict[Place, list[_Column]]:
         kept = vllm.wanted(each.labels.get("__name__", ""))
         if kept is not None:
             columns.setdefault(place_of(each.labels), []).append(_Column(kept, each.labels, each.values))
-    for each_place in columns.values():
+    for place, each_place in columns.items():
         # Prometheus sorts its answers, its relatives do not; engines are read in the order of appearance.
         each_place.sort(key=lambda column: (column.name, sorted(column.labels.items())))
+        columns[place] = _as_exposed(each_place)
     return columns
+
+
+def _as_exposed(columns: list[_Column]) -> list[_Column]:
+    """The columns without what Prometheus has put on: labels that every series of a server shares.
+
+    An info metric's labels are vLLM's settings; an address among them would make each replica look set differently.
+    """
+    shared = set.intersection(*(set(column.labels.items()) for column in columns))
+    added = {name for name, _ in shared} - _OF_VLLM | _ALWAYS_ADDED
+    return [
+        replace(column, labels={name: word for name, word in column.labels.items() if name not in added})
+        for column in columns
+    ]
 
 
 def _page(columns: list[_Column], index: int) -> Page | None:
