@@ -302,6 +302,9 @@ def _restart(
     left = room.time_left_s() if room is not None else None
     if cause in (Cause.NONE, Cause.MEMORY_UNDETERMINED) and room is not None:
         cause = _cause_of(room.trend.kind) or cause
+    if cause == Cause.NONE and room is None:
+        words = "Whether a restart would help is not known: GPU memory was not seen, or not for long enough."
+        return Advice(Topic.RESTART, None, words, missing=("gpu",))
     given = restart.advise(cause, left, hours, group, parameters)
     if given.change and room is not None and room.trend.kind is Growth.UNKNOWN:
         doubt = "what grows cannot be told from outside; if it is another process's memory, a restart does not help"
