@@ -60,8 +60,9 @@ def watch(job: Job) -> list[RunScore]:
     try:
         return _watch(job)
     except Exception as error:
-        error.add_note(f"in scenario {job.scenario}, seed {job.seed}")
-        raise
+        # Words only: an exception that cannot be taken apart and put together again would hang the pool.
+        words = f"{type(error).__name__}: {error} (in scenario {job.scenario}, seed {job.seed})"
+        raise RuntimeError(words) from error
 
 
 def _watch(job: Job) -> list[RunScore]:

@@ -1,6 +1,7 @@
 """From runs to the page: the whole way, on runs of which everything is known."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -206,10 +207,18 @@ def test_an_aim_is_met_or_missed_by_its_own_figure() -> None:
     assert not [who for who, _ in said if who == "T3-lossy"], "a tier that was not run has no figure"
 
 
-def test_a_run_that_breaks_says_which_it_was() -> None:
+class TwoPartError(Exception):
+    """Cannot be put together again from its arguments, as a pool would."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def test_a_run_that_breaks_says_which_it_was_and_can_be_told_by_a_pool() -> None:
     def broken(scenario: str, seed: int, interval_s: float, hours: float | None) -> Play:
-        raise RuntimeError("no such card")
+        raise TwoPartError("no such ", "card")
 
     with pytest.raises(RuntimeError) as caught:
         watch(Job(broken, "oom", 3, 5.0, (), ()))
-    assert caught.value.__notes__ == ["in scenario oom, seed 3"]
+    assert str(caught.value) == "TwoPartError: no such card (in scenario oom, seed 3)"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own

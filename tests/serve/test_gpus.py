@@ -1,7 +1,5 @@
 """All GPU sources together: who speaks, who checks, whose memory it is. Fakes for sources, a fake clock for time."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from fragscope.sources.gpu.process import Process, end
 from tests.paths import REPOSITORY
 from tests.serve.test_daemon import FakeClock, FakeVisitor, eventually, good, watch_of
 from tests.sources.fake_proc import FakeProc, add_node, compute
+from tests.sources.test_gpu_child import stop as halt
 from tests.sources.test_sysfs import TOTAL, USED, add_card, add_pci
 
 GIB = 2**30
@@ -266,7 +265,7 @@ def test_never_more_than_one_stuck_child_however_often_a_source_is_asked(
     stuck: list[Process] = []
 
     def cannot_end(process: Process) -> int | None:
-        os.kill(process.pid, signal.SIGSTOP)  # else it leaves by itself when its stdin is closed
+        halt(process.pid)  # else it leaves by itself when its stdin is closed
         stuck.append(process)
         return None
 

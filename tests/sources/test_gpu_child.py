@@ -162,11 +162,19 @@ def test_a_child_that_dies_between_two_questions_is_replaced(started: list[Child
     assert child.ask() == "fine"
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and waits until it has stopped: the signal alone may come after the end of its input."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_never_more_than_one_child_that_cannot_be_killed(started: list[Child]) -> None:
     unkillable: list[Process] = []
 
     def cannot_end(process: Process) -> int | None:
-        os.kill(process.pid, signal.SIGSTOP)  # else it leaves by itself when its stdin is closed
+        stop(process.pid)  # else it leaves by itself when its stdin is closed
         unkillable.append(process)
         return None
 
@@ -187,7 +195,7 @@ def test_a_child_too_old_that_cannot_be_killed_gets_no_other_beside_it(started: 
     unkillable: list[Process] = []
 
     def cannot_end(process: Process) -> int | None:
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         unkillable.append(process)
         return None
 
