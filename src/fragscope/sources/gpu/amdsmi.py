@@ -22,6 +22,7 @@ from typing import Any
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.child import Child
 from fragscope.sources.gpu.device import Listing, WitnessError
+from fragscope.sources.gpu.library import Library
 from fragscope.sources.gpu.plausible import Claim, listing, quoted
 
 NAME = "amdsmi"
@@ -40,13 +41,13 @@ _NONE_SEEN = Gap(
 )
 
 
-class AmdSmi:
+class AmdSmi(Library):
     """The source; the library is loaded by the first `read`, in the child."""
 
     name = NAME
 
     def __init__(self, child: Child | None = None) -> None:
-        self._child = child or Child(NAME, f"{__name__}:open_reader", [foreign_locks()])
+        super().__init__(child or Child(NAME, f"{__name__}:open_reader", [foreign_locks()]), parse)
 
     def why_not(self) -> Gap | None:
         """None if the package is there; whether its library is, only the child can tell."""
@@ -54,19 +55,6 @@ class AmdSmi:
             return None
         detail = "the amdsmi package is not installed: pip install 'fragscope[amd]', or mount ROCm at /opt/rocm"
         return Gap(Part.GPU, Reason.ABSENT, detail)
-
-    def read(self) -> Listing:
-        """The GPUs the library sees, at most the child's deadline from now."""
-        raw = self._child.ask()
-        return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
-
-    def rest(self) -> None:
-        """Ends the child until the next read."""
-        self._child.rest()
-
-    def close(self) -> None:
-        """Ends the child for good."""
-        self._child.close()
 
 
 def parse(raw: object) -> Listing:

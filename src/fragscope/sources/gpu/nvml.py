@@ -12,6 +12,7 @@ from typing import Any
 from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.child import Child
 from fragscope.sources.gpu.device import Listing, WitnessError
+from fragscope.sources.gpu.library import Library
 from fragscope.sources.gpu.plausible import Claim, listing, quoted, size_bytes
 
 NAME = "nvml"
@@ -19,13 +20,13 @@ _MIG = "is split by MIG, and what it has in use as a whole is not what one insta
 _NONE_SEEN = Gap(Part.GPU, Reason.BLIND, "NVML works but sees no GPU: give this container the engine's GPUs")
 
 
-class Nvml:
+class Nvml(Library):
     """The source; the library is loaded by the first `read`, in the child."""
 
     name = NAME
 
     def __init__(self, child: Child | None = None) -> None:
-        self._child = child or Child(NAME, f"{__name__}:open_reader")
+        super().__init__(child or Child(NAME, f"{__name__}:open_reader"), parse)
 
     def why_not(self) -> Gap | None:
         """None if the package is there; whether libnvidia-ml.so.1 is, only the child can tell."""
@@ -33,19 +34,6 @@ class Nvml:
             return None
         detail = "the nvidia-ml-py package is not installed: pip install 'fragscope[nvidia]'"
         return Gap(Part.GPU, Reason.ABSENT, detail)
-
-    def read(self) -> Listing:
-        """The GPUs NVML sees, at most the child's deadline from now."""
-        raw = self._child.ask()
-        return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
-
-    def rest(self) -> None:
-        """Ends the child until the next read."""
-        self._child.rest()
-
-    def close(self) -> None:
-        """Ends the child for good."""
-        self._child.close()
 
 
 def parse(raw: object) -> Listing:

@@ -13,6 +13,7 @@ from fragscope.model import Gap, Part, Reason
 from fragscope.sources.gpu.amdsmi import shipped_package
 from fragscope.sources.gpu.child import Child
 from fragscope.sources.gpu.device import Listing, WitnessError
+from fragscope.sources.gpu.library import Library
 from fragscope.sources.gpu.plausible import Claim, listing, quoted
 
 NAME = "pyrsmi"
@@ -25,13 +26,13 @@ _NONE_SEEN = Gap(
 )
 
 
-class PyRsmi:
+class PyRsmi(Library):
     """The source; the library is loaded by the first `read`, in the child."""
 
     name = NAME
 
     def __init__(self, child: Child | None = None) -> None:
-        self._child = child or Child(NAME, f"{__name__}:open_reader")
+        super().__init__(child or Child(NAME, f"{__name__}:open_reader"), parse)
 
     def why_not(self) -> Gap | None:
         """None if the package is there."""
@@ -39,19 +40,6 @@ class PyRsmi:
             return None
         detail = "the pyrsmi package is not installed: pip install 'fragscope[amd]'"
         return Gap(Part.GPU, Reason.ABSENT, detail)
-
-    def read(self) -> Listing:
-        """The GPUs the package sees, at most the child's deadline from now."""
-        raw = self._child.ask()
-        return Listing(gaps=(raw,)) if isinstance(raw, Gap) else parse(raw)
-
-    def rest(self) -> None:
-        """Ends the child until the next read."""
-        self._child.rest()
-
-    def close(self) -> None:
-        """Ends the child for good."""
-        self._child.close()
 
 
 def parse(raw: object) -> Listing:
