@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fragscope.explain.findings import Kind
-from fragscope.explain.oom import read_messages, read_oom
+from fragscope.explain.oom import read_messages
 from tests.explain.readings import findings, message
 
 GIB, MIB = 2**30, 2**20
@@ -142,11 +142,11 @@ def test_the_lines_after_a_cut_message_are_read_for_themselves() -> None:
 
 
 def test_a_message_without_figures_has_none() -> None:
-    assert read_oom("RuntimeError: HIP out of memory.") == {}
+    assert [each.facts for each in read_messages("RuntimeError: HIP out of memory.")] == [{}]
 
 
 def test_text_about_memory_is_no_message() -> None:
-    assert read_oom("we never ran out of memory") is None
+    assert read_messages("we never ran out of memory") == ()
 
 
 def test_the_opening_words_may_be_cut_anywhere() -> None:

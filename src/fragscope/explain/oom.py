@@ -130,12 +130,6 @@ def complete(text: str) -> bool:
     return bool(starts_at) and _COMPLETE.search(squeezed, starts_at[-1]) is not None
 
 
-def read_oom(line: str) -> Mapping[str, float] | None:
-    """The figures of the first message of a line in bytes, those it has; None where the line is no such message."""
-    messages = read_messages(line)
-    return messages[0].facts if messages else None
-
-
 def figures_in(text: str) -> dict[str, Figure]:
     """The figures a squeezed text names, by whichever wording it uses."""
     found: dict[str, Figure] = {}

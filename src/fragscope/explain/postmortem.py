@@ -49,11 +49,6 @@ class PostMortem:
         self._reader = Reader()
         self._collector = Collector()
 
-    @property
-    def lines_read(self) -> int:
-        """How many lines it was fed."""
-        return self._reader.number
-
     def feed(self, line: str, at: float | None = None) -> Iterator[Explanation]:
         """Takes a line; `at` is its own time in unix seconds where the wrapping told it."""
         for finding in self._reader.feed(line, at):
