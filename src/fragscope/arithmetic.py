@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.model import Cause
 
+ONE_OFF = "one_off"
+"""A fact beside the figures: the stack names a buffer of one unusual step, so a shortage was a peak."""
 LARGEST_CARD_BYTES = 288 * GIB
 """MI355X, 2025: what is 4 % of this is at least 4 % of any card."""
 _ROUNDING_BYTES = GIB / 100

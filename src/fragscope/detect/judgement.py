@@ -8,7 +8,7 @@ cause stays `memory_undetermined`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fragscope.arithmetic import Clue, account, fragmentation_share, memory_shares
+from fragscope.arithmetic import ONE_OFF, Clue, account, fragmentation_share, memory_shares
 from fragscope.detect.allocator import Held
 from fragscope.detect.attribution import MEMORY, Circumstances
 from fragscope.detect.parameters import GIB, Parameters
@@ -55,10 +55,6 @@ def judge(
     cause = likeliest if confirmed or looked else other
     rows = (*evidence, *_earlier_row(earlier), *_growth_rows(circumstances, parameters))
     return Judgement(score, probabilities, cause, confirmed, rows)
-
-
-ONE_OFF = "one_off"
-"""A fact that the reader of the log adds where the stack names a buffer of one unusual step."""
 
 
 def divide(c: Circumstances, told: LogFact | None, p: Parameters) -> dict[Cause, float]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fragscope.detect.parameters import Parameters
 from fragscope.explain.findings import FAILURES, Finding, Kind, Stage
 from fragscope.explain.pressure import SHORT_LINES, Stretch, nearly_full
 from fragscope.explain.versions import Stack
@@ -93,7 +94,8 @@ class Collector:
     `stack` is what the log has told of versions so far; whoever reads the lines sets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Parameters) -> None:
+        self._p = parameters
         self._open: list[Finding] = []
         self._seen = 0
         self._stats: Finding | None = None
@@ -142,11 +144,11 @@ class Collector:
         self._stats, self._stats_count = finding, self._stats_count + 1
         # Each engine on the log has a state of its own; one that waits is not calmed by a neighbour that idles.
         engine = finding.facts.get("engine", -1.0)
-        stretch = self._stretches.setdefault(engine, Stretch())
+        stretch = self._stretches.setdefault(engine, Stretch(self._p))
         if stretch.ends_with(finding):
             del self._stretches[engine]
             yield from self._told(stretch)
-            self._stretches[engine] = stretch = Stretch()
+            self._stretches[engine] = stretch = Stretch(self._p)
         stretch.take(finding)
 
     def _observe_refused(self, finding: Finding) -> Iterator[Incident]:
@@ -193,7 +195,7 @@ class Collector:
         stretches, self._stretches = list(self._stretches.values()), {}
         short = final and self._stats_count <= SHORT_LINES and not self._failures
         last = self._stats
-        if short and last is not None and not any(each.kind for each in stretches) and nearly_full(last.facts):
+        if short and last is not None and not any(each.kind for each in stretches) and nearly_full(last.facts, self._p):
             yield Incident((last,), last.facts, dict(self._startup), self.stack)
             return
         for stretch in stretches:

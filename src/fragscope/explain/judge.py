@@ -7,6 +7,7 @@ from fragscope.arithmetic import Clue, account, memory_shares, size
 from fragscope.detect.parameters import GIB, Parameters
 from fragscope.explain.findings import FAILURES, Finding, Kind, Stage
 from fragscope.explain.incidents import Incident
+from fragscope.explain.lines import SIGKILL
 from fragscope.explain.pressure import Pressure, pressure
 from fragscope.explain.words import reason
 from fragscope.model import Cause, Condition
@@ -20,7 +21,6 @@ _CONTEXT_BYTES = 3 * GIB
 _GROWTH_BYTES = GIB
 _RAW_OOM_SHARE = 0.7
 _INFERRED_LOADING = 0.6
-_SIGKILL = (-9, 137)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _fault(incident: Incident, finding: Finding, p: Parameters) -> Judged:
 
 def _worker(incident: Incident, finding: Finding, p: Parameters) -> Judged:
     code = finding.facts.get("exit_code")
-    if code in _SIGKILL:
+    if code in SIGKILL:
         killed = f"exit code {code:.0f}: it was killed from outside"
         why = f"{killed}, as the kernel does for lack of host memory; nothing here proves who did"
         return _two(Cause.HOST_OOM, _PERHAPS, Cause.UNEXPLAINED, why)
@@ -182,7 +182,7 @@ def _worker(incident: Incident, finding: Finding, p: Parameters) -> Judged:
 
 
 def _death(incident: Incident, finding: Finding, p: Parameters) -> Judged:
-    if finding.facts.get("exit_code") in _SIGKILL:
+    if finding.facts.get("exit_code") in SIGKILL:
         return _worker(incident, finding, p)
     return _died(incident, finding)
 
@@ -225,7 +225,7 @@ def _of_stats(incident: Incident, p: Parameters) -> Judged:
         return _two(Condition.KV_EXHAUSTED, _CERTAIN, Cause.UNEXPLAINED, why)
     usage, running, waiting = facts.get("kv_usage", 0.0), facts.get("running", 0.0), facts.get("waiting", 0.0)
     state = f"{running:.0f} running, {waiting:.0f} waiting, KV pool {100 * usage:.1f} % full"
-    kind = pressure(facts)
+    kind = pressure(facts, p)
     if kind is Pressure.STALLED:
         why = f"{state}, and no token moves: the scheduler stands still"
         return _two(Cause.ENGINE_FAULT, _LIKELY, Cause.UNEXPLAINED, why)

@@ -44,7 +44,8 @@ _EXIT = re.compile(
     r"Exited \((\d{1,9})\)|proc\(s\): \{[^}]{0,80}?: (-?\d{1,9})"
 )
 _WORKER = re.compile(r"(?:Worker proc|Engine core proc(?:ess)?) .{0,60}died unexpectedly")
-_SIGKILL = (-9, 137)
+SIGKILL = (-9, 137)
+"""Exit codes of a process that was killed from outside, as Python and as a shell or container tell them."""
 _LIMIT = re.compile(r"maximum context length(?: is)? \(?(\d{1,15})")
 _REQUESTED = re.compile(
     r"you requested (\d{1,15}) tokens|prompt contains (?:at least )?(\d{1,15}) input tokens|Input length \((\d{1,15})\)"
@@ -145,7 +146,7 @@ def _worker_death(text: str) -> Facts | None:
     code = exit_code(text)
     if _WORKER.search(text) is not None:
         return {"exit_code": code} if code is not None else {}
-    return {"exit_code": code} if code in _SIGKILL else None
+    return {"exit_code": code} if code in SIGKILL else None
 
 
 def exit_code(text: str) -> float | None:
@@ -158,7 +159,7 @@ def _death(text: str) -> Facts | None:
     if not any(marker in text for marker in DEATH):
         return None
     code = exit_code(text) if "proc(s)" in text else None
-    return {"exit_code": code} if code in _SIGKILL else {}
+    return {"exit_code": code} if code in SIGKILL else {}
 
 
 def _marked(markers: tuple[str, ...]) -> Callable[[str], Facts | None]:

@@ -47,7 +47,7 @@ class PostMortem:
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
         self._reader = Reader()
-        self._collector = Collector()
+        self._collector = Collector(parameters)
 
     def feed(self, line: str, at: float | None = None) -> Iterator[Explanation]:
         """Takes a line; `at` is its own time in unix seconds where the wrapping told it."""
@@ -77,7 +77,7 @@ class PostMortem:
     def _explain(self, incident: Incident) -> Explanation:
         judged = judge(incident, self._p)
         division = parts(account(incident.oom.facts)) if incident.oom is not None else ()
-        return Explanation(incident, judged, advise(incident, judged), division)
+        return Explanation(incident, judged, advise(incident, judged, self._p), division)
 
 
 def evidence_of(explanation: Explanation) -> list[tuple[str, str]]:

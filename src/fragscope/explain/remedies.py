@@ -6,6 +6,7 @@ Where each piece of advice comes from, and on which versions it holds, is in doc
 from dataclasses import dataclass
 
 from fragscope.arithmetic import account
+from fragscope.detect.parameters import Parameters
 from fragscope.detect.words import REMEDIES
 from fragscope.explain.findings import Stage
 from fragscope.explain.incidents import Incident
@@ -17,8 +18,6 @@ _EXPANDABLE_TORCH = (2, 11)
 _EXPANDABLE_ROCM = (7, 0)
 _NEUTRAL_TORCH = (2, 10)
 _FRAGMENTATION_WORTH = 0.25
-_LITTLE_RATIO = 0.01
-"""Below a hundredth of the card, as `mixed_low_ratio`: what could be won is less than a step's noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Advice:
     vain: tuple[str, ...] = ()
 
 
-def advise(incident: Incident, judged: Judged) -> Advice:
+def advise(incident: Incident, judged: Judged, p: Parameters) -> Advice:
     """The remedy for an incident's cause on its stack."""
     backend = next((each.backend for each in incident.findings if each.backend), None)
     likely = judged.probabilities.get(Cause.FRAGMENTATION, 0.0)
@@ -45,7 +44,7 @@ def advise(incident: Incident, judged: Judged) -> Advice:
         do = [
             "Raise or remove the per-process memory fraction (set_per_process_memory_fraction): it is the limit here."
         ]
-    if judged.cause in _EXPANDABLE_IS_VAIN and likely < _FRAGMENTATION_WORTH and _little_stranded(incident):
+    if judged.cause in _EXPANDABLE_IS_VAIN and likely < _FRAGMENTATION_WORTH and _little_stranded(incident, p):
         vain.append(_VAIN_EXPANDABLE)
     if judged.cause in _UTILIZATION_IS_VAIN:
         vain.append("Changing --gpu-memory-utilization: this was no lack of GPU memory.")
@@ -74,9 +73,10 @@ _ROCM_TRIAL = (
 )
 
 
-def _little_stranded(incident: Incident) -> bool:
+def _little_stranded(incident: Incident, p: Parameters) -> bool:
+    """Below `mixed_low_ratio` of the card: what could be won is less than a step's noise."""
     a = account(incident.oom.facts if incident.oom is not None else {})
-    return a.stranded is not None and bool(a.total) and a.stranded < _LITTLE_RATIO * (a.total or 0.0)
+    return a.stranded is not None and bool(a.total) and a.stranded < p.mixed_low_ratio * (a.total or 0.0)
 
 
 def variable(stack: Stack, backend: str | None) -> str:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
+from fragscope.arithmetic import ONE_OFF
 from fragscope.explain.findings import Finding, Kind
 from fragscope.explain.reader import Reader
 from fragscope.model import Fact, LogFact
 
-ONE_OFF = "one_off"
-"""A fact beside the figures: the stack names a buffer of one unusual step, so a shortage was a peak."""
 QUIET_S = 1.0
 """A writer that has said nothing for this long has no more lines of the same message."""
 
